@@ -1,0 +1,30 @@
+# The words the README uses; CI runs the same ones.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup serve test check bench
+.DEFAULT_GOAL := setup
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Twinpool needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[local]' --group dev
+	@touch $@
+
+serve: setup          ## the default model from one prefill and one decode worker, on port 8000
+	$(BIN)/twinpool serve
+
+test: setup           ## every test, real engines included
+	$(BIN)/python -m pytest
+
+check: setup          ## style, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup          ## the measurements the README quotes
+	$(BIN)/python benchmarks/interference.py
