@@ -20,7 +20,7 @@ The reason of a `RequestError` comes from the closed list `Reason`, so that dash
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Reason(StrEnum):
@@ -88,9 +88,7 @@ class RequestError(TwinpoolError):
 
     def envelope(self) -> dict[str, Any]:
         """The body of the answer, as OpenAI's clients read it."""
-        return {
-            "error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.reason.value}
-        }
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.reason.value}}
 
 
 class BadRequestError(RequestError):
@@ -118,7 +116,7 @@ class HandleError(RequestError):
     silent corruption this project exists to rule out)."""
 
     kind, default_reason = "handle_error", Reason.HANDLE_UNKNOWN
-    _STATUS = {
+    _STATUS: ClassVar[dict[Reason, int]] = {
         Reason.HANDLE_UNKNOWN: 410,
         Reason.HANDLE_SPENT: 409,
         Reason.HANDLE_EXPIRED: 410,

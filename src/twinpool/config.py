@@ -1,0 +1,94 @@
+"""The whole configuration as one frozen tree, read once from one TOML file.
+
+Every default has its reason beside it. `load` turns TOML text into the tree or raises a one-line `UserError` that names the
+key; command-line options are laid over it in `cli`.
+"""
+
+import tomllib
+
+import msgspec
+
+from twinpool.errors import UserError
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of the file: unknown keys are errors, so that a typing mistake cannot pass for a setting."""
+
+
+class Objectives(_Section, frozen=True):
+    """What the service promises; the policies and the indicators serve these."""
+
+    slo_ttft_s: float = 1.3  # the article's limit for long prompts
+    slo_itl_s: float = 0.05  # 20 tokens a second: faster than anyone reads
+    long_prompt_tokens: int = 1500  # the article's border between short and long
+
+
+class Routing(_Section, frozen=True):
+    """The bounds within which requests are routed. Part of the journal: a replay builds its controller from them."""
+
+    prefill_window_tokens: int = (
+        2048  # what one prefill worker is given at a time: later prompts wait where they can still choose
+    )
+    max_waiting: int = 1024  # requests in the router's queue; each holds its body in memory
+    queue_timeout_s: float = 60.0  # nobody waits longer than this for a first byte without an answer
+    worker_wait_s: float = 10.0  # where no worker is up at all: a restarted one is back within seconds
+    request_timeout_s: float = 600.0  # from arrival to the first byte, all attempts together
+    max_attempts: int = 3  # one request is tried on at most this many engines
+    lease_s: float = 30.0  # what stock vLLM grants where the engine does not say
+    pause_s: float = 1.0  # how long a worker that said 429 or 503 without Retry-After is left alone
+    max_pause_s: float = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
+
+
+class Timeouts(_Section, frozen=True):
+    """Deadlines on the network, seconds."""
+
+    connect_s: float = 5.0  # loopback and data-centre links answer in milliseconds
+    prefill_s: float = 300.0  # a very long prompt on a slow engine is alive without saying so
+    first_byte_s: float = 300.0  # the same, where one worker does all
+    idle_s: float = 120.0  # between two pieces of one stream
+    release_s: float = 5.0  # giving a handle back is a courtesy: the lease ends it anyway
+    probe_s: float = 2.0  # a worker's own pages answer at once even when it computes
+
+
+class Server(_Section, frozen=True):
+    """The gateway's two ports."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8001
+    max_body_bytes: int = 32 * 1024 * 1024  # a few images in base64
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0  # half a request then silence
+    keep_alive_s: float = 75.0
+    expose_route: bool = False  # x-twinpool-* answer headers: topology is nobody's business by default
+    probe_interval_s: float = 1.0
+    drain_s: float = 30.0  # how long running answers may go on once the gateway was told to stop
+
+
+class Attached(_Section, frozen=True):
+    """One engine that runs already."""
+
+    url: str
+    role: str = "colocated"
+    allowed_roles: tuple[str, ...] = ()  # empty: only its role
+
+
+class Config(_Section, frozen=True):
+    """The tree. `workers` are engines to attach to; without any, `serve` starts its own."""
+
+    server: Server = Server()
+    objectives: Objectives = Objectives()
+    routing: Routing = Routing()
+    timeouts: Timeouts = Timeouts()
+    workers: tuple[Attached, ...] = ()
+
+
+def load(text: str, origin: str) -> Config:
+    """Read the TOML `text`; `origin` (a path) only serves the message of the `UserError` raised when it is not valid."""
+    try:
+        return msgspec.convert(tomllib.loads(text), Config)
+    except tomllib.TOMLDecodeError as broken:
+        raise UserError(f"{origin} is not valid TOML: {broken}") from broken
+    except msgspec.ValidationError as wrong:
+        raise UserError(f"{origin}: {wrong}") from wrong

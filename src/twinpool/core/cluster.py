@@ -1,0 +1,145 @@
+"""What the controller knows of its workers, and what it has given each of them to do.
+
+Load is counted at selection and given back at the end of the leg, by one entry a leg: nothing else changes it, no health
+check, no loss and return of the worker. So a worker that was just chosen never looks idle to the next request.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple, Protocol
+
+from twinpool.core.lifecycle import WORKER_TABLE, Story, WorkerMove, WorkerState
+from twinpool.core.model import Leg, Role, WorkerFacts
+
+
+class LegKey(NamedTuple):
+    request: str
+    attempt: int
+    leg: Leg
+
+
+class WorkerView(Protocol):
+    """What a policy may see of a worker. Tokens are prompt tokens, estimated until the engine has counted them."""
+
+    @property
+    def facts(self) -> WorkerFacts: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens given to it and not known to be read yet."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Prompt tokens whose KV its running sequences hold or will hold."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences running or reserved."""
+
+
+class Worker:
+    """One worker: facts, role, state, and the sum of its legs."""
+
+    __slots__ = ("facts", "kv_tokens", "legs", "paused_until", "prefill_tokens", "role", "sequences", "story")
+
+    def __init__(self, facts: WorkerFacts) -> None:
+        self.facts = facts
+        self.role = facts.role
+        self.story = Story(f"worker {facts.worker}", WORKER_TABLE, WorkerState.READY)
+        self.paused_until = 0.0
+        self.legs: dict[LegKey, None] = {}  # in the order they were given: a set would have none
+        self.prefill_tokens = 0
+        self.kv_tokens = 0
+        self.sequences = 0
+
+
+class _Load:
+    __slots__ = ("kv_tokens", "prefill_tokens", "sequences", "worker")
+
+    def __init__(self, worker: Worker, prefill_tokens: int, kv_tokens: int, sequences: int) -> None:
+        self.worker = worker
+        self.prefill_tokens = prefill_tokens
+        self.kv_tokens = kv_tokens
+        self.sequences = sequences
+
+
+class Cluster:
+    """All workers by id, and the load of every leg."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._loads: dict[LegKey, _Load] = {}
+
+    def __getitem__(self, worker: str) -> Worker:
+        return self._workers[worker]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def get(self, worker: str) -> Worker | None:
+        return self._workers.get(worker)
+
+    def join(self, facts: WorkerFacts) -> None:
+        """Add a worker. Workers are kept in the order of their ids, so that ties end the same way however they joined."""
+        self._workers[facts.worker] = Worker(facts)
+        self._workers = dict(sorted(self._workers.items()))
+
+    def remove(self, worker: str) -> None:
+        """Forget the worker; the legs it still has keep their load until they end."""
+        del self._workers[worker]
+
+    def routable(self, model: str, at: float) -> list[Worker]:
+        """The workers that may be given a new request for `model` now, in the order of their ids."""
+        ready = WorkerState.READY
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.story.state is ready and worker.paused_until <= at and model in worker.facts.models
+        ]
+
+    def has_ready(self, model: str) -> bool:
+        """Whether any worker is up for the model, busy or not."""
+        return any(w.story.state is WorkerState.READY and model in w.facts.models for w in self._workers.values())
+
+    def lose(self, worker: Worker) -> None:
+        if worker.story.can(WorkerMove.LOSE):
+            worker.story.move(WorkerMove.LOSE)
+
+    def take(self, key: LegKey, worker: Worker, *, prefill_tokens: int = 0, kv_tokens: int = 0, sequences: int = 1) -> None:
+        """Count the leg's load on the worker, from its selection on. A leg is counted once."""
+        if key in self._loads:
+            raise KeyError(f"{key} has its load already")
+        self._loads[key] = _Load(worker, prefill_tokens, kv_tokens, sequences)
+        worker.legs[key] = None
+        worker.prefill_tokens += prefill_tokens
+        worker.kv_tokens += kv_tokens
+        worker.sequences += sequences
+
+    def prompt_read(self, key: LegKey) -> None:
+        """The leg's prompt is read: only its sequence and its KV weigh on."""
+        load = self._loads[key]
+        load.worker.prefill_tokens -= load.prefill_tokens
+        load.prefill_tokens = 0
+
+    def give_back(self, key: LegKey) -> None:
+        """The leg has ended. Exactly once: a second time raises `KeyError`."""
+        load = self._loads.pop(key)
+        del load.worker.legs[key]
+        load.worker.prefill_tokens -= load.prefill_tokens
+        load.worker.kv_tokens -= load.kv_tokens
+        load.worker.sequences -= load.sequences
+
+    def holds(self, key: LegKey) -> bool:
+        return key in self._loads
+
+    def validate(self, live: Collection[str]) -> None:
+        """Raise `AssertionError` where a leg's request is not live, or the sums are not the sums of the legs."""
+        for key in self._loads:
+            if key.request not in live:
+                raise AssertionError(f"{key} weighs on, and its request has ended")
+        for worker in self._workers.values():
+            loads = [self._loads[key] for key in worker.legs]
+            for name in ("prefill_tokens", "kv_tokens", "sequences"):
+                total = sum(getattr(load, name) for load in loads)
+                if total != getattr(worker, name):
+                    raise AssertionError(f"{worker.facts.worker}: {name} {getattr(worker, name)} but legs sum to {total}")

@@ -1,0 +1,98 @@
+"""Commands: what the driver must do, in the imperative. The only thing that leaves the controller.
+
+A handle never appears in one: the driver keeps it under (request, attempt), so that no journal can leak it.
+"""
+
+import msgspec
+
+from twinpool.core.decisions import Decision
+from twinpool.core.model import Leg, Role
+from twinpool.errors import Reason
+
+
+class _Command(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class RecordDecision(_Command, frozen=True):
+    """Count the decision and show it to whoever asks why."""
+
+    request: str
+    attempt: int
+    decision: Decision
+
+
+class SendPrefill(_Command, frozen=True):
+    request: str
+    attempt: int
+    worker: str
+
+
+class SendDecode(_Command, frozen=True):
+    """Send the decode leg: with the handle of this attempt, or beside its prefill leg where the dialect runs both at once."""
+
+    request: str
+    attempt: int
+    worker: str
+    prefill_worker: str
+
+
+class SendWhole(_Command, frozen=True):
+    request: str
+    attempt: int
+    worker: str
+
+
+class CancelLeg(_Command, frozen=True):
+    request: str
+    attempt: int
+    leg: Leg
+
+
+class ReleaseHandle(_Command, frozen=True):
+    """Give back what `worker` holds for this attempt, and say with `HandleReleased` whether that worked."""
+
+    request: str
+    attempt: int
+    worker: str
+
+
+class FailRequest(_Command, frozen=True):
+    """End the request with an error of ours: an HTTP answer, or one event in the stream where that has begun."""
+
+    request: str
+    status: int
+    reason: Reason
+    retry_after_s: int | None = None
+
+
+class RelayFailure(_Command, frozen=True):
+    """End the request with what the engine answered to its last leg, status and body as they came."""
+
+    request: str
+
+
+class ProbeWorker(_Command, frozen=True):
+    """Look at once whether the worker is well."""
+
+    worker: str
+
+
+class RecordRole(_Command, frozen=True):
+    worker: str
+    role: Role
+    reason: str
+
+
+Command = (
+    RecordDecision
+    | SendPrefill
+    | SendDecode
+    | SendWhole
+    | CancelLeg
+    | ReleaseHandle
+    | FailRequest
+    | RelayFailure
+    | ProbeWorker
+    | RecordRole
+)

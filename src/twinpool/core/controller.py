@@ -1,0 +1,503 @@
+"""The controller: every event goes in here, every command comes out, and nothing else decides.
+
+Synchronous, one writer, no locks, no clock but `event.at`. The gateway's driver and the simulator feed the same object. The
+promise is: same events, same commands. So it never iterates a set of ids, and ties end with the id.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from twinpool.config import Routing
+from twinpool.core import commands as do
+from twinpool.core import events as on
+from twinpool.core.cluster import Cluster, LegKey, Worker
+from twinpool.core.decisions import Choice, Decision, Why
+from twinpool.core.lifecycle import (
+    ENDS,
+    HANDLE_ENDS,
+    HandleMove,
+    HandleState,
+    RequestMove,
+    RequestState,
+    WorkerMove,
+    WorkerState,
+)
+from twinpool.core.model import Dialect, Failure, Leg, WorkerFacts
+from twinpool.core.policies import Entrance, Policies
+from twinpool.core.requests import Handle, Request
+from twinpool.errors import Reason
+
+_REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
+    Why.QUEUE_FULL: (429, Reason.QUEUE_FULL, 1),
+    Why.DRAINING: (503, Reason.DRAINING, 5),
+    Why.QUEUE_TIMEOUT: (503, Reason.QUEUE_FULL, 5),
+    Why.NO_WORKER: (503, Reason.NO_WORKER, 5),
+}
+"""What the client gets for each refusal: status, reason, Retry-After in seconds."""
+
+_STRIKES = frozenset({Failure.ERROR, Failure.BROKEN, Failure.TIMED_OUT, Failure.NO_HANDLE, Failure.HANDLE_REFUSED})
+"""Failures that count against `max_attempts`. A busy or an absent worker does not: those are bounded by the deadlines."""
+
+_CONNECTION_LOST = frozenset({Failure.UNREACHABLE, Failure.BROKEN})
+
+
+class Controller:
+    """`handle` one event after the other; ask `next_wakeup` when to send the next `TimePassed`."""
+
+    def __init__(self, policies: Policies, rules: Routing) -> None:
+        self.cluster = Cluster()
+        self.is_draining = False
+        self._policies = policies
+        self._rules = rules
+        self._requests: dict[str, Request] = {}
+        self._waiting: dict[str, deque[str]] = {}  # by model, first come first served
+        self._handles: dict[tuple[str, int], Handle] = {}
+        self._wakeup: float | None = None  # the earliest time at which something may be due
+        self._handlers: dict[type, Callable[[Any, list[do.Command]], None]] = {
+            on.RequestArrived: self._request_arrived,
+            on.PrefillFinished: self._prefill_finished,
+            on.FirstTokenArrived: self._first_token_arrived,
+            on.RequestFinished: self._request_finished,
+            on.LegFailed: self._leg_failed,
+            on.ClientLeft: self._client_left,
+            on.HandleReleased: self._handle_released,
+            on.WorkerJoined: self._worker_joined,
+            on.WorkerLost: self._worker_lost,
+            on.WorkerRemoved: self._worker_removed,
+            on.DrainAsked: self._drain_asked,
+            on.RoleAsked: self._role_asked,
+            on.GatewayDrained: self._gateway_drained,
+            on.TimePassed: self._time_passed,
+        }
+
+    def handle(self, event: on.Event) -> list[do.Command]:
+        """Take in one event and say what must be done now. Stale news (of an ended request, of an attempt that was given
+        up, of a worker that is gone) changes nothing."""
+        out: list[do.Command] = []
+        self._handlers[type(event)](event, out)
+        return out
+
+    def next_wakeup(self) -> float | None:
+        """The time of the next `TimePassed` this controller wants, on the clock of `event.at`."""
+        return self._wakeup
+
+    # What others may look at
+
+    @property
+    def live_requests(self) -> int:
+        return len(self._requests)
+
+    def waiting_requests(self) -> int:
+        return sum(len(queue) for queue in self._waiting.values())
+
+    def handles_by_state(self) -> dict[HandleState, int]:
+        """Handles that have not ended, by state."""
+        counts: dict[HandleState, int] = {}
+        for handle in self._handles.values():
+            counts[handle.story.state] = counts.get(handle.story.state, 0) + 1
+        return counts
+
+    # Requests
+
+    def _request_arrived(self, event: on.RequestArrived, out: list[do.Command]) -> None:
+        tokens = self._policies.prompt_lengths.tokens(event.facts)
+        request = Request(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
+        self._requests[event.request] = request
+        refusal = self._policies.admit(event.facts, Entrance(self.waiting_requests(), self.is_draining))
+        if refusal is not None:
+            self._refuse(request, refusal, out)
+            return
+        request.story.move(RequestMove.QUEUE)
+        self._enqueue(request, event.at)
+        self._dispatch(event.at, out)
+
+    def _enqueue(self, request: Request, at: float) -> None:
+        model = request.facts.model
+        request.deadline = min(at + self._patience_s(model), request.expires)
+        self._alarm(request.deadline)
+        self._waiting.setdefault(model, deque()).append(request.id)
+
+    def _patience_s(self, model: str) -> float:
+        return self._rules.queue_timeout_s if self.cluster.has_ready(model) else self._rules.worker_wait_s
+
+    def _dispatch(self, at: float, out: list[do.Command]) -> None:
+        """Send on its way whoever can go: first come first served, one queue a model."""
+        for model, queue in self._waiting.items():
+            while queue:
+                request = self._requests[queue[0]]
+                workers = self.cluster.routable(model, at)
+                decision = self._policies.route(request.pending(), workers)
+                if decision.choice is Choice.WAIT:
+                    if not request.shown_waiting:
+                        request.shown_waiting = True
+                        out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+                    break
+                queue.popleft()
+                self._start(request, decision, out)
+        for model in [model for model, queue in self._waiting.items() if not queue]:
+            del self._waiting[model]
+
+    def _start(self, request: Request, decision: Decision, out: list[do.Command]) -> None:
+        request.attempt += 1
+        request.shown_waiting = False
+        tokens, sequences = request.prompt_tokens, request.facts.sequences
+        out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+        if decision.decode is None:
+            raise ValueError(f"{decision} names no worker to decode on")
+        decode = self.cluster[decision.decode]
+        request.decode = decode.facts
+        if decision.prefill is None:
+            request.prefill = request.dialect = None
+            request.story.move(RequestMove.SERVE)
+            self.cluster.take(
+                self._key(request, Leg.WHOLE),
+                decode,
+                prefill_tokens=tokens,
+                kv_tokens=tokens * sequences,
+                sequences=sequences,
+            )
+            self._send(request, Leg.WHOLE, out)
+            return
+        prefill = self.cluster[decision.prefill]
+        request.prefill = prefill.facts
+        request.dialect = prefill.facts.dialect
+        self.cluster.take(self._key(request, Leg.PREFILL), prefill, prefill_tokens=tokens)
+        self.cluster.take(self._key(request, Leg.DECODE), decode, kv_tokens=tokens)
+        if request.dialect is Dialect.SGLANG:
+            request.story.move(RequestMove.PAIR)
+            self._send(request, Leg.PREFILL, out)
+            self._send(request, Leg.DECODE, out)
+        else:
+            request.story.move(RequestMove.PREFILL)
+            self._send(request, Leg.PREFILL, out)
+
+    def _prefill_finished(self, event: on.PrefillFinished, out: list[do.Command]) -> None:
+        request = self._current(event.request, event.attempt)
+        if request is None or Leg.PREFILL not in request.out:
+            return
+        request.out.remove(Leg.PREFILL)
+        self.cluster.give_back(self._key(request, Leg.PREFILL))
+        self._learn_length(request, event.prompt_tokens)
+        if request.story.state is RequestState.PREFILLING:
+            self._hand_off(request, event, out)
+        self._dispatch(event.at, out)
+
+    def _hand_off(self, request: Request, event: on.PrefillFinished, out: list[do.Command]) -> None:
+        """The prompt is read and P holds it: give the handle to D at once, or to another D where that one is gone."""
+        prefill, decode = _both(request)
+        lease_s = prefill.lease_s if prefill.lease_s is not None else self._rules.lease_s
+        handle = Handle(request.id, request.attempt, prefill, event.at + lease_s)
+        self._handles[request.id, request.attempt] = handle
+        reserved = self.cluster.get(decode.worker)
+        if reserved is None or reserved.story.state is WorkerState.LOST:
+            key = self._key(request, Leg.DECODE)
+            self.cluster.give_back(key)
+            holder = self.cluster.get(prefill.worker)
+            others = self.cluster.routable(request.facts.model, event.at)
+            chosen = self._policies.pick_decode(request.pending(), holder, others) if holder is not None else None
+            if chosen is None:
+                self._release(request.id, request.attempt, out)
+                self._retry(request, event.at)
+                return
+            reserved = self.cluster[chosen]
+            self.cluster.take(key, reserved, kv_tokens=request.prompt_tokens)
+        request.decode = reserved.facts
+        request.story.move(RequestMove.HAND_OFF)
+        handle.story.move(HandleMove.SEND)
+        self._send(request, Leg.DECODE, out)
+
+    def _first_token_arrived(self, event: on.FirstTokenArrived, out: list[do.Command]) -> None:
+        request = self._current(event.request, event.attempt)
+        if request is None or not request.story.can(RequestMove.FIRST_TOKEN):
+            return
+        request.story.move(RequestMove.FIRST_TOKEN)
+        self._spend(request)
+        if Leg.WHOLE in request.out:
+            self.cluster.prompt_read(self._key(request, Leg.WHOLE))
+            self._dispatch(event.at, out)
+
+    def _request_finished(self, event: on.RequestFinished, out: list[do.Command]) -> None:
+        request = self._current(event.request, event.attempt)
+        if request is None or not request.story.can(RequestMove.FINISH):
+            return
+        self._spend(request)
+        for leg in (Leg.DECODE, Leg.WHOLE):
+            if leg in request.out:
+                request.out.remove(leg)
+        if event.usage is not None:
+            self._learn_length(request, event.usage.prompt_tokens)
+        self._end(request, RequestMove.FINISH, out)
+        self._dispatch(event.at, out)
+
+    def _leg_failed(self, event: on.LegFailed, out: list[do.Command]) -> None:
+        request = self._current(event.request, event.attempt)
+        if request is None or event.leg not in request.out:
+            return
+        self._blame(request, event, out)
+        request.out.remove(event.leg)
+        state = request.story.state
+        if state is RequestState.STREAMING:
+            if event.leg is not Leg.PREFILL:  # the answer to a prefill that ran beside is nobody's loss by now
+                self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
+        else:
+            self._after_failure(request, event, out)
+        self._dispatch(event.at, out)
+
+    def _blame(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
+        """What the failure says of the worker. A 4xx says nothing of it."""
+        facts = request.prefill if event.leg is Leg.PREFILL else request.decode
+        worker = self.cluster.get(facts.worker) if facts is not None else None
+        if worker is None or facts is None or worker.facts.incarnation != facts.incarnation:
+            return
+        if event.failure is Failure.BUSY:
+            pause_s = event.retry_after_s if event.retry_after_s is not None else self._rules.pause_s
+            worker.paused_until = event.at + min(pause_s, self._rules.max_pause_s)
+            self._alarm(worker.paused_until)
+        elif event.failure in _CONNECTION_LOST:
+            self.cluster.lose(worker)
+            out.append(do.ProbeWorker(worker=facts.worker))
+        if event.failure in _STRIKES:
+            request.avoid |= {facts.worker}
+
+    def _after_failure(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
+        """No token has reached the client: begin anew where that can help, else end with what is known."""
+        self._cancel_legs(request, out)
+        self._release(request.id, request.attempt, out)
+        if event.failure is Failure.REJECTED:
+            self._end(request, RequestMove.FAIL, out)
+            out.append(do.RelayFailure(request=request.id))
+            return
+        request.strikes += event.failure in _STRIKES
+        if event.at >= request.expires:
+            self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
+        elif request.strikes >= self._rules.max_attempts:
+            if event.status is not None and event.failure is Failure.ERROR:
+                self._end(request, RequestMove.FAIL, out)
+                out.append(do.RelayFailure(request=request.id))
+            elif event.failure is Failure.TIMED_OUT:
+                self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
+            elif event.failure in (Failure.NO_HANDLE, Failure.HANDLE_REFUSED):
+                self._fail(request, 503, Reason.HANDOFF_FAILED, out)
+            else:
+                self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
+        else:
+            self._retry(request, event.at, waits_anew=event.failure in _STRIKES)
+
+    def _client_left(self, event: on.ClientLeft, out: list[do.Command]) -> None:
+        request = self._requests.get(event.request)
+        if request is None:
+            return
+        self._cancel_legs(request, out)
+        self._release(request.id, request.attempt, out)
+        self._end(request, RequestMove.LEAVE, out)
+        self._dispatch(event.at, out)
+
+    # Workers
+
+    def _worker_joined(self, event: on.WorkerJoined, out: list[do.Command]) -> None:
+        facts = event.facts
+        worker = self.cluster.get(facts.worker)
+        if worker is None:
+            self.cluster.join(facts)
+        else:
+            if worker.facts.incarnation != facts.incarnation:
+                self._lose_incarnation(worker, event.at, out)
+                worker.paused_until = 0.0
+            if worker.facts.role is not facts.role:
+                worker.role = facts.role
+            worker.facts = facts
+            if worker.story.state is WorkerState.LOST:
+                worker.story.move(WorkerMove.RETURN)
+        self._dispatch(event.at, out)
+
+    def _lose_incarnation(self, worker: Worker, at: float, out: list[do.Command]) -> None:
+        """Another engine answers at this address: whatever the old one was doing or holding is gone."""
+        self.cluster.lose(worker)
+        for name, attempt, leg in list(worker.legs):
+            request = self._current(name, attempt)
+            if request is not None and leg in request.out:
+                out.append(do.CancelLeg(request=name, attempt=attempt, leg=leg))
+                failed = on.LegFailed(at=at, request=name, attempt=attempt, leg=leg, failure=Failure.BROKEN)
+                self._leg_failed(failed, out)
+        for key, handle in list(self._handles.items()):
+            if handle.worker.worker == worker.facts.worker and handle.worker.incarnation == worker.facts.incarnation:
+                handle.story.move(HandleMove.EXPIRE)
+                del self._handles[key]
+
+    def _worker_lost(self, event: on.WorkerLost, out: list[do.Command]) -> None:
+        """Nothing new goes there. What runs there is not touched: its own connections tell how it ends."""
+        worker = self.cluster.get(event.worker)
+        if worker is not None:
+            self.cluster.lose(worker)
+
+    def _worker_removed(self, event: on.WorkerRemoved, out: list[do.Command]) -> None:
+        if self.cluster.get(event.worker) is not None:
+            self.cluster.remove(event.worker)
+
+    def _drain_asked(self, event: on.DrainAsked, out: list[do.Command]) -> None:
+        worker = self.cluster.get(event.worker)
+        if worker is not None and worker.story.can(WorkerMove.DRAIN):
+            worker.story.move(WorkerMove.DRAIN)
+
+    def _role_asked(self, event: on.RoleAsked, out: list[do.Command]) -> None:
+        worker = self.cluster.get(event.worker)
+        if worker is None or event.role not in worker.facts.allowed_roles or worker.role is event.role:
+            return
+        worker.role = event.role
+        out.append(do.RecordRole(worker=event.worker, role=event.role, reason="manual"))
+        self._dispatch(event.at, out)
+
+    def _gateway_drained(self, event: on.GatewayDrained, out: list[do.Command]) -> None:
+        self.is_draining = True
+
+    # Time and handles
+
+    def _time_passed(self, event: on.TimePassed, out: list[do.Command]) -> None:
+        self._wakeup = None
+        for model, queue in self._waiting.items():
+            for name in list(queue):
+                request = self._requests[name]
+                if request.deadline > event.at:
+                    self._alarm(request.deadline)
+                    continue
+                queue.remove(name)
+                self._refuse(request, Why.QUEUE_TIMEOUT if self.cluster.has_ready(model) else Why.NO_WORKER, out)
+        for key, handle in list(self._handles.items()):
+            if handle.story.state is not HandleState.ORPHANED:
+                continue
+            if handle.expires > event.at:
+                self._alarm(handle.expires)
+                continue
+            handle.story.move(HandleMove.EXPIRE)
+            del self._handles[key]
+        for worker in self.cluster:
+            if worker.paused_until > event.at:
+                self._alarm(worker.paused_until)
+        self._dispatch(event.at, out)
+
+    def _handle_released(self, event: on.HandleReleased, out: list[do.Command]) -> None:
+        key = (event.request, event.attempt)
+        handle = self._handles.get(key)
+        if handle is None or handle.story.state is not HandleState.RELEASING:
+            return
+        if event.freed:
+            handle.story.move(HandleMove.CONFIRM)
+            del self._handles[key]
+        else:
+            handle.story.move(HandleMove.LOSE)
+            self._alarm(max(handle.expires, event.at))
+
+    def _release(self, request: str, attempt: int, out: list[do.Command]) -> None:
+        handle = self._handles.get((request, attempt))
+        if handle is not None and handle.story.can(HandleMove.RELEASE):
+            handle.story.move(HandleMove.RELEASE)
+            out.append(do.ReleaseHandle(request=request, attempt=attempt, worker=handle.worker.worker))
+
+    def _spend(self, request: Request) -> None:
+        """D has written a token: it has read the KV."""
+        handle = self._handles.pop((request.id, request.attempt), None)
+        if handle is not None:
+            handle.story.move(HandleMove.READ)
+
+    # Small steps
+
+    @staticmethod
+    def _key(request: Request, leg: Leg) -> LegKey:
+        return LegKey(request.id, request.attempt, leg)
+
+    def _current(self, request: str, attempt: int) -> Request | None:
+        """The live request, if the attempt is still its own."""
+        found = self._requests.get(request)
+        return found if found is not None and found.attempt == attempt else None
+
+    def _send(self, request: Request, leg: Leg, out: list[do.Command]) -> None:
+        request.out.append(leg)
+        name, attempt = request.id, request.attempt
+        if leg is Leg.WHOLE and request.decode is not None:
+            out.append(do.SendWhole(request=name, attempt=attempt, worker=request.decode.worker))
+            return
+        prefill, decode = _both(request)
+        if leg is Leg.PREFILL:
+            out.append(do.SendPrefill(request=name, attempt=attempt, worker=prefill.worker))
+        else:
+            out.append(do.SendDecode(request=name, attempt=attempt, worker=decode.worker, prefill_worker=prefill.worker))
+
+    def _cancel_legs(self, request: Request, out: list[do.Command]) -> None:
+        out.extend(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg) for leg in request.out)
+        request.out.clear()
+
+    def _give_back(self, request: Request) -> None:
+        """Whatever this attempt still weighs on any worker."""
+        for leg in Leg:
+            key = self._key(request, leg)
+            if self.cluster.holds(key):
+                self.cluster.give_back(key)
+
+    def _retry(self, request: Request, at: float, *, waits_anew: bool = True) -> None:
+        """Back to the head of the queue. A worker that was busy or away cost no time worth a new wait."""
+        self._give_back(request)
+        request.story.move(RequestMove.RETRY)
+        model = request.facts.model
+        if waits_anew:
+            request.deadline = min(at + self._patience_s(model), request.expires)
+        self._alarm(request.deadline)
+        self._waiting.setdefault(model, deque()).appendleft(request.id)
+
+    def _end(self, request: Request, move: RequestMove, out: list[do.Command]) -> None:
+        if request.story.state is RequestState.WAITING:
+            self._waiting[request.facts.model].remove(request.id)
+        self._cancel_legs(request, out)
+        self._give_back(request)
+        request.story.move(move)
+        del self._requests[request.id]
+
+    def _refuse(self, request: Request, why: Why, out: list[do.Command]) -> None:
+        """Admission's no, or the end of a wait; the caller has taken the request out of its queue."""
+        request.story.move(RequestMove.REFUSE)
+        del self._requests[request.id]
+        status, reason, retry_after_s = _REFUSALS[why]
+        decision = Decision(Choice.REFUSE, why)
+        out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+        out.append(do.FailRequest(request=request.id, status=status, reason=reason, retry_after_s=retry_after_s))
+
+    def _fail(self, request: Request, status: int, reason: Reason, out: list[do.Command]) -> None:
+        self._end(request, RequestMove.FAIL, out)
+        out.append(do.FailRequest(request=request.id, status=status, reason=reason))
+
+    def _learn_length(self, request: Request, prompt_tokens: int) -> None:
+        if prompt_tokens > 0:
+            self._policies.prompt_lengths.learn(request.facts, prompt_tokens)
+
+    def _alarm(self, at: float) -> None:
+        if self._wakeup is None or at < self._wakeup:
+            self._wakeup = at
+
+    # Invariants
+
+    def validate(self) -> None:
+        """Raise `AssertionError` where the books do not balance. Cheap enough for every step of a test."""
+        self.cluster.validate(live=self._requests.keys())
+        queued = [name for queue in self._waiting.values() for name in queue]
+        waiting = [r.id for r in self._requests.values() if r.story.state is RequestState.WAITING]
+        _check(sorted(queued) == sorted(waiting), f"queued {queued}, waiting {waiting}")
+        for request in self._requests.values():
+            _check(request.story.state not in ENDS, f"{request.id} has ended and is still here")
+            held = [leg for leg in Leg if self.cluster.holds(self._key(request, leg))]
+            reserved = [Leg.DECODE] if request.story.state is RequestState.PREFILLING else []
+            _check(held == sorted([*request.out, *reserved], key=list(Leg).index), f"{request.id}: {held}, {request.out}")
+        for key, handle in self._handles.items():
+            _check(handle.story.state not in HANDLE_ENDS, f"handle {key} has ended and is still here")
+            if handle.story.state is HandleState.SENT:
+                _check(key[0] in self._requests and self._requests[key[0]].attempt == key[1], f"handle {key} is nobody's")
+
+
+def _both(request: Request) -> tuple[WorkerFacts, WorkerFacts]:
+    if request.prefill is None or request.decode is None:
+        raise ValueError(f"{request.id} has no pair")
+    return request.prefill, request.decode
+
+
+def _check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)

@@ -1,0 +1,44 @@
+"""Decisions: what a policy proposes for one request, always with its reason.
+
+A reason is a member of a closed list, so that `twinpool_decisions_total{choice,reason}` stays countable.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Choice(StrEnum):
+    """The ways a request can go."""
+
+    DISAGGREGATED = "disaggregated"  # prefill on one worker, decode on another
+    COLOCATED = "colocated"  # one worker does all
+    WAIT = "wait"  # stays in the router's queue
+    REFUSE = "refuse"
+
+
+class Why(StrEnum):
+    """The reasons for a choice."""
+
+    PAIR_READY = "pair_ready"  # a prefill and a decode worker are up and have room
+    NO_PREFILL_WORKER = "no_prefill_worker"  # nobody reads prompts for others
+    NO_DECODE_WORKER = "no_decode_worker"
+    NO_PAIR = "no_pair"  # both are up, but no two of them speak the same handoff
+    N_CHOICES = "n_choices"  # several answers to one prompt: one handle serves one
+    PROMPT_LIST = "prompt_list"  # several prompts in one request
+    PREFILL_BUSY = "prefill_busy"  # every prefill worker has a full window
+    DECODE_BUSY = "decode_busy"  # no decode worker has a free slot
+    WORKERS_BUSY = "workers_busy"
+    NO_WORKER = "no_worker"  # nobody serves this model now
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DRAINING = "draining"  # the gateway is ending
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """One choice for one request. `prefill` and `decode` are worker ids; a colocated request has only `decode`."""
+
+    choice: Choice
+    why: Why
+    prefill: str | None = None
+    decode: str | None = None

@@ -1,0 +1,117 @@
+"""Events: what happened, in the past tense. The only way anything enters the controller.
+
+`at` is in seconds on the driver's clock, and is the only clock the core knows. An event about a leg names the `attempt` it
+belongs to: news of an attempt that was given up is stale and changes nothing.
+"""
+
+import msgspec
+
+from twinpool.core.model import Failure, Leg, RequestFacts, Role, Usage, WorkerFacts
+from twinpool.measure.timeline import Timeline
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_defaults=True):
+    at: float
+
+
+class RequestArrived(_Event, frozen=True):
+    request: str
+    facts: RequestFacts
+
+
+class PrefillFinished(_Event, frozen=True):
+    """P read the prompt and answered with a handle (or, where both legs run at once, without one)."""
+
+    request: str
+    attempt: int
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+class FirstTokenArrived(_Event, frozen=True):
+    """The first token with content came, and is on its way to the client: from here on the answer cannot be begun anew."""
+
+    request: str
+    attempt: int
+
+
+class RequestFinished(_Event, frozen=True):
+    """The answer went out whole. `usage` is None where the engine did not tell it."""
+
+    request: str
+    attempt: int
+    timeline: Timeline
+    usage: Usage | None = None
+
+
+class LegFailed(_Event, frozen=True):
+    request: str
+    attempt: int
+    leg: Leg
+    failure: Failure
+    status: int | None = None
+    retry_after_s: float | None = None
+
+
+class ClientLeft(_Event, frozen=True):
+    request: str
+
+
+class HandleReleased(_Event, frozen=True):
+    """The answer to a `ReleaseHandle`: `freed` is False where nobody confirmed it, and the lease must end it."""
+
+    request: str
+    attempt: int
+    freed: bool
+
+
+class WorkerJoined(_Event, frozen=True):
+    """A probe found the worker well: for the first time, again after a loss, or as a new incarnation."""
+
+    facts: WorkerFacts
+
+
+class WorkerLost(_Event, frozen=True):
+    worker: str
+    reason: str
+
+
+class WorkerRemoved(_Event, frozen=True):
+    worker: str
+
+
+class DrainAsked(_Event, frozen=True):
+    worker: str
+
+
+class RoleAsked(_Event, frozen=True):
+    """A person asked for this role; it holds until the next one asks."""
+
+    worker: str
+    role: Role
+
+
+class GatewayDrained(_Event, frozen=True):
+    """The gateway was told to end: what runs may finish, nothing new is taken."""
+
+
+class TimePassed(_Event, frozen=True):
+    """The wake-up that `next_wakeup` asked for."""
+
+
+Event = (
+    RequestArrived
+    | PrefillFinished
+    | FirstTokenArrived
+    | RequestFinished
+    | LegFailed
+    | ClientLeft
+    | HandleReleased
+    | WorkerJoined
+    | WorkerLost
+    | WorkerRemoved
+    | DrainAsked
+    | RoleAsked
+    | GatewayDrained
+    | TimePassed
+)

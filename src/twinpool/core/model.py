@@ -1,0 +1,94 @@
+"""The words the core speaks in: roles, legs, what is known of a worker and of a request.
+
+Records are frozen `msgspec.Struct`s: they are built several times a request, cost a third of a frozen dataclass, and are what
+the journal writes and reads without a second description of their shape (see `docs/decisions.md`).
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from twinpool.core.decisions import Why
+
+
+class Role(StrEnum):
+    """The pool a worker stands in. Soft state of the controller: an engine may hold work of any role."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+class Leg(StrEnum):
+    """One request to one engine on behalf of a client's request."""
+
+    PREFILL = "prefill"  # reads the prompt, answers with a handle
+    DECODE = "decode"  # pulls the KV, writes every token
+    WHOLE = "whole"  # one engine does both
+
+
+class Dialect(StrEnum):
+    """How a pair of engines hands KV over, which also fixes the order of the legs."""
+
+    NIXL = "nixl"  # one after the other: P answers with a handle that D is given
+    SGLANG = "sglang"  # both at once, tied by a bootstrap room
+
+
+class Failure(StrEnum):
+    """What became of a leg that did not end well; the controller decides by this what to do next."""
+
+    REJECTED = "rejected"  # 4xx: the request is at fault, never the worker
+    BUSY = "busy"  # 429 or 503: back-pressure, not death
+    ERROR = "error"  # 5xx, or an error inside the answer
+    UNREACHABLE = "unreachable"  # no connection
+    BROKEN = "broken"  # the connection ended inside the answer
+    TIMED_OUT = "timed_out"
+    NO_HANDLE = "no_handle"  # a prefill answered without a handle
+    HANDLE_REFUSED = "handle_refused"  # a decode said that the handle is spent, expired or not its own
+
+
+class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe and the configuration say of a worker. `incarnation` changes whenever its engine restarts.
+
+    `slots` (sequences at once), `context_tokens` and `lease_s` are None where the engine does not tell. A worker that does not
+    serve_whole (a decode server of SGLang) cannot read a prompt itself.
+    """
+
+    worker: str
+    url: str
+    incarnation: str
+    engine: str
+    models: tuple[str, ...]
+    role: Role
+    allowed_roles: tuple[Role, ...]
+    dialect: Dialect | None = None
+    slots: int | None = None
+    context_tokens: int | None = None
+    lease_s: float | None = None
+    serves_whole: bool = True
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What routing reads from a request, and nothing else of it.
+
+    `prompt_chars` counts the characters of the prompt, `is_ascii` says of what kind they are: the estimate turns them into
+    tokens. `obstacle` says why the request cannot be handed over between engines, None when it can. `sequences` is how many
+    answers it asks for. `max_tokens` is None when the client left it out.
+    """
+
+    model: str
+    endpoint: str
+    stream: bool
+    prompt_chars: int
+    is_ascii: bool = True
+    sequences: int = 1
+    max_tokens: int | None = None
+    obstacle: Why | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens as the engine counted them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0

@@ -1,0 +1,50 @@
+"""The shape of the policies that the controller asks. They live in `twinpool.policy`; `twinpool.assemble` brings them here.
+
+Policies propose and give a reason; the controller disposes. Each is a plain function of what it is shown.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from twinpool.core.cluster import WorkerView
+from twinpool.core.decisions import Decision, Why
+from twinpool.core.model import RequestFacts
+
+
+class Pending(NamedTuple):
+    """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none."""
+
+    facts: RequestFacts
+    prompt_tokens: int
+    avoid: frozenset[str] = frozenset()
+
+
+class Entrance(NamedTuple):
+    """What admission may see."""
+
+    waiting: int
+    is_draining: bool
+
+
+Admit = Callable[[RequestFacts, Entrance], Why | None]
+"""None lets the request in; a reason refuses it."""
+
+Route = Callable[[Pending, Sequence[WorkerView]], Decision]
+"""One of the ways to go, given the workers that may be used now, in the order of their ids."""
+
+PickDecode = Callable[[Pending, WorkerView, Sequence[WorkerView]], str | None]
+"""Another decode worker for a prompt that stands prefilled on a worker; None where there is none with room."""
+
+
+class PromptLengths(Protocol):
+    """Guesses a prompt's tokens before any engine has counted them, and learns from those that have."""
+
+    def tokens(self, facts: RequestFacts) -> int: ...
+    def learn(self, facts: RequestFacts, prompt_tokens: int) -> None: ...
+
+
+class Policies(NamedTuple):
+    admit: Admit
+    route: Route
+    pick_decode: PickDecode
+    prompt_lengths: PromptLengths

@@ -1,0 +1,26 @@
+"""Guesses, fitted online from what the engines tell. So far one: how many tokens a prompt of so many characters has."""
+
+from twinpool.core.model import RequestFacts
+
+_TOKENS_PER_CHAR = {True: 0.25, False: 0.6}
+"""Where the fit starts, for ASCII prompts and for others: English runs near four characters a token, other scripts near two."""
+
+_LEARNING_RATE = 0.05  # the mean of about the last 40 prompts of the kind
+
+
+class PromptLengths:
+    """Characters times a ratio, learnt for ASCII prompts and for others apart (a mean over both fits neither)."""
+
+    def __init__(self) -> None:
+        self._ratio = dict(_TOKENS_PER_CHAR)
+
+    def tokens(self, facts: RequestFacts) -> int:
+        """The guess, at least 1."""
+        return max(1, round(facts.prompt_chars * self._ratio[facts.is_ascii]))
+
+    def learn(self, facts: RequestFacts, prompt_tokens: int) -> None:
+        """An engine counted `prompt_tokens` for this prompt. Short ones say little: most of their tokens are the template's."""
+        if facts.prompt_chars < 200:
+            return
+        ratio = self._ratio[facts.is_ascii]
+        self._ratio[facts.is_ascii] = ratio + _LEARNING_RATE * (prompt_tokens / facts.prompt_chars - ratio)
