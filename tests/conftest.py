@@ -12,9 +12,15 @@ from twinpool.worker.models import ensure_default_model, open_progress
 def default_model() -> Path:
     """The default model's GGUF: ``TWINPOOL_TEST_MODEL``, or fetched once into the user's cache.
 
-    The first test to ask pays for the download, so those that do are marked ``model`` and may take longer.
+    The first test to ask pays for the download.
     """
     if chosen := os.environ.get("TWINPOOL_TEST_MODEL"):
         return Path(chosen)
     with open_progress() as progress:
         return ensure_default_model(progress)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("model") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))  # one of them waits for the download

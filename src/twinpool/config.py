@@ -26,9 +26,7 @@ class Objectives(_Section, frozen=True):
 class Routing(_Section, frozen=True):
     """The bounds within which requests are routed. Part of the journal: a replay builds its controller from them."""
 
-    prefill_window_tokens: int = (
-        2048  # what one prefill worker is given at a time: later prompts wait where they can still choose
-    )
+    prefill_window_tokens: int = 2048  # given to one prefill worker at a time: later prompts wait where they can still choose
     max_waiting: int = 1024  # requests in the router's queue; each holds its body in memory
     queue_timeout_s: float = 60.0  # nobody waits longer than this for a first byte without an answer
     worker_wait_s: float = 10.0  # where no worker is up at all: a restarted one is back within seconds

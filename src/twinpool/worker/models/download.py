@@ -7,6 +7,7 @@ trusted before its hash is right.
 import hashlib
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,99 +57,91 @@ def fetch_file(settings: IndexSettings, project: str, wanted: PinnedFile, part: 
                 problems.append(f"{wanted.name} is not on the package index ({index.origin})")
                 continue
             try:
-                _download_checked(session, found, wanted, part, settings.timeout_s, on_progress)
+                _Download(session, found, wanted, part, settings.timeout_s, on_progress).run()
             except UserError as problem:
                 problems.append(f"{problem} (package index: {index.origin})")
                 continue
             return part
-    raise UserError(problems[0] if problems else "no package index is configured")
+    raise UserError(problems[0] if problems else "package indexes are switched off (PIP_NO_INDEX or UV_OFFLINE)")
 
 
-def _download_checked(
-    session: "requests.Session",
-    file: RemoteFile,
-    wanted: PinnedFile,
-    part: Path,
-    timeout_s: float,
-    on_progress: OnProgress,
-) -> None:
-    """Download until the hash is right; begin anew, once, if what an earlier run left behind was damaged."""
-    resumed = part.exists()
-    _download(session, file, wanted, part, timeout_s, on_progress)
-    if is_pinned(part, wanted):
-        return
-    part.unlink()
-    if resumed:
-        _download(session, file, wanted, part, timeout_s, on_progress)
-        if is_pinned(part, wanted):
-            return
-        part.unlink()
-    raise UserError(f"what arrived as {wanted.name} has the wrong SHA-256, so it was thrown away")
+@dataclass(frozen=True, slots=True)
+class _Download:
+    """One file on its way into ``part``."""
 
+    session: "requests.Session"
+    remote: RemoteFile
+    wanted: PinnedFile
+    part: Path
+    timeout_s: float
+    on_progress: OnProgress
 
-def _download(
-    session: "requests.Session",
-    file: RemoteFile,
-    wanted: PinnedFile,
-    part: Path,
-    timeout_s: float,
-    on_progress: OnProgress,
-) -> None:
-    """Bring ``part`` to its full size: as long as every connection brings some bytes, go on with another."""
-    while True:
-        have = part.stat().st_size if part.exists() else 0
-        if have > wanted.size_bytes:
-            part.unlink()
-            have = 0
-        on_progress(have, wanted.size_bytes)
-        if have == wanted.size_bytes:
-            return
-        if not _download_some(session, file, wanted, part, have, timeout_s, on_progress):
-            raise UserError("the connection broke; what has arrived is kept")
+    def run(self) -> None:
+        """Download until the hash is right; begin anew, once, if what an earlier run left behind was damaged."""
+        resumed = self.part.exists()
+        self._fill()
+        if resumed and not is_pinned(self.part, self.wanted):
+            self.part.unlink()
+            self._fill()
+        if not is_pinned(self.part, self.wanted):
+            self.part.unlink()
+            raise UserError(f"what arrived as {self.wanted.name} has the wrong SHA-256, so it was thrown away")
 
+    def _fill(self) -> None:
+        """Bring ``part`` to its full size: as long as a connection brings some bytes, go on with another."""
+        while True:
+            have = self.part.stat().st_size if self.part.exists() else 0
+            if have > self.wanted.size_bytes:
+                self.part.unlink()
+                have = 0
+            self.on_progress(have, self.wanted.size_bytes)
+            if have == self.wanted.size_bytes:
+                return
+            if not self._receive(have):
+                raise UserError("the connection broke; what has arrived is kept")
 
-def _download_some(
-    session: "requests.Session",
-    file: RemoteFile,
-    wanted: PinnedFile,
-    part: Path,
-    have: int,
-    timeout_s: float,
-    on_progress: OnProgress,
-) -> int:
-    """One connection's worth, after the ``have`` bytes that are there; how many bytes it brought."""
-    import requests
+    def _receive(self, have: int) -> int:
+        """What one connection brings after the ``have`` bytes that are there, in bytes."""
+        import requests
 
-    headers = {"Accept-Encoding": "identity"}  # else the range would count compressed bytes
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    try:
-        response = session.get(file.url, headers=headers, auth=file.auth, timeout=timeout_s, stream=True)
-    except OSError as problem:
-        raise UserError(_reason(problem)) from problem
-    got = 0
-    with closing(response):
+        headers = {"Accept-Encoding": "identity"}  # else the range would count compressed bytes
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        try:
+            response = self.session.get(
+                self.remote.url, headers=headers, auth=self.remote.auth, timeout=self.timeout_s, stream=True
+            )
+        except OSError as problem:
+            raise UserError(_reason(problem)) from problem
+        got = 0
+        with closing(response):
+            continues = self._check_head(response, have)
+            done = have if continues else 0  # a server without ranges sends everything again
+            with self.part.open("ab" if continues else "wb") as out:
+                try:
+                    for chunk in response.iter_content(CHUNK_BYTES):
+                        out.write(chunk)
+                        got += len(chunk)
+                        self.on_progress(done + got, self.wanted.size_bytes)
+                        if done + got > self.wanted.size_bytes:
+                            break
+                except requests.RequestException:
+                    pass  # the caller sees how far it came and asks for the rest
+        return got
+
+    def _check_head(self, response: "requests.Response", have: int) -> bool:
+        """Whether the body goes on after the ``have`` bytes, instead of beginning anew. Raises if it is neither."""
+        name, size = self.wanted.name, self.wanted.size_bytes
         if response.status_code not in (200, 206):
-            raise UserError(f"the index answered {response.status_code} for {wanted.name}")
+            raise UserError(f"the index answered {response.status_code} for {name}")
         continues = response.status_code == 206
         span, _, total = response.headers.get("Content-Range", "").partition("/")
         announced = total if continues else response.headers.get("Content-Length", "")
-        if announced.isdecimal() and int(announced) != wanted.size_bytes:
-            raise UserError(f"the file called {wanted.name} there is another one ({announced} bytes)")
-        if continues and span != f"bytes {have}-{wanted.size_bytes - 1}":
-            raise UserError(f"the index answered with another range of {wanted.name} than asked for")
-        done = have if continues else 0  # a server without ranges sends everything again
-        with part.open("ab" if continues else "wb") as out:
-            try:
-                for chunk in response.iter_content(CHUNK_BYTES):
-                    out.write(chunk)
-                    got += len(chunk)
-                    on_progress(done + got, wanted.size_bytes)
-                    if done + got > wanted.size_bytes:
-                        break
-            except requests.RequestException:
-                pass  # the caller sees how far it came and asks for the rest
-    return got
+        if announced.isdecimal() and int(announced) != size:
+            raise UserError(f"the file called {name} there is another one ({announced} bytes)")
+        if continues and span != f"bytes {have}-{size - 1}":
+            raise UserError(f"the index answered with another range of {name} than asked for")
+        return continues
 
 
 def _reason(problem: Exception) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Q8_0 first: it reads prompts fastest on a CPU and loses least. Then from the usual choice outwards.
 PREFERRED = ("Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q4_K_S", "Q5_K_S", "Q4_0", "F16", "BF16")
 
+LISTING_TIMEOUT_S = 10.0
+
 _SHARD = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 _QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|b?f16|f32|mxfp4\w*|tq\d\w*)$", re.IGNORECASE)
 _NOT_A_MODEL = ("mmproj", "imatrix")  # GGUFs that go beside a model
@@ -51,10 +53,11 @@ def fetch_from_hub(repo: str, wanted: str | None, progress: "Progress") -> Path:
             return [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
         return []
 
-    progress.stop()  # the library draws bars of its own
+    progress.live.stop()  # the library draws bars of its own
     try:
         try:
-            names = HfApi().list_repo_files(repo)
+            siblings = HfApi().model_info(repo, timeout=LISTING_TIMEOUT_S).siblings or []
+            names = [sibling.rfilename for sibling in siblings]
         except (RepositoryNotFoundError, HFValidationError):
             raise
         except (OSError, http_error):
@@ -71,9 +74,7 @@ def fetch_from_hub(repo: str, wanted: str | None, progress: "Progress") -> Path:
     except HFValidationError:
         raise UserError(f"{repo} cannot be a name on the hub: it takes repo/name[:file]") from None
     except OfflineModeIsEnabled:
-        raise UserError(
-            f"{repo} is not in the hub's cache and HF_HUB_OFFLINE is set: unset it, or give a path"
-        ) from None
+        raise UserError(f"{repo} is not in the hub's cache and HF_HUB_OFFLINE is set: unset it, or give a path") from None
     except LocalEntryNotFoundError:
         raise _unreachable(repo, "no connection") from None
     except EntryNotFoundError:
@@ -84,7 +85,7 @@ def fetch_from_hub(repo: str, wanted: str | None, progress: "Progress") -> Path:
         reason = getattr(problem, "strerror", None) or "no connection"
         raise _unreachable(repo, reason) from None
     finally:
-        progress.start()
+        progress.live.start()
 
 
 def choose_gguf(repo: str, names: Sequence[str], wanted: str | None) -> list[str]:

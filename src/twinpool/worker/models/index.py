@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from twinpool.errors import UserError
@@ -65,7 +65,7 @@ def read_index_settings(env: Mapping[str, str] = os.environ) -> IndexSettings:
         return (env[variable], variable) if env.get(variable) else None
 
     indexes: list[Index] = []
-    if not _is_true(pip_setting("no-index")):
+    if not any(map(_is_true, (pip_setting("no-index"), uv_setting("UV_NO_INDEX"), uv_setting("UV_OFFLINE")))):
         main = (
             uv_setting("PIP_INDEX_URL")
             or uv_setting("UV_DEFAULT_INDEX")
@@ -110,16 +110,14 @@ def open_session(settings: IndexSettings) -> "requests.Session":
     return session
 
 
-def find_file(
-    session: "requests.Session", index: Index, project: str, name: str, timeout_s: float
-) -> RemoteFile | Path | None:
+def find_file(session: "requests.Session", index: Index, project: str, name: str, timeout_s: float) -> RemoteFile | Path | None:
     """The file called ``name`` on the project's page of the index; ``None`` if the index does not have it.
 
     Raises ``OSError`` (the root of what ``requests`` raises, too) or ``ValueError`` when the page cannot be read.
     """
     from pypi_simple import NoSuchProjectError, ProjectPage, PyPISimple
 
-    if folder := _local_path(index.url if "://" in index.url else ""):  # a mirror on this disk
+    if folder := _local_path(index.url):  # a mirror on this disk
         page_file = folder / project / "index.html"
         if not page_file.is_file():
             return None
@@ -131,7 +129,7 @@ def find_file(
             return None
     for package in page.packages:
         if package.filename == name:
-            url = urljoin(index.url, package.url.partition("#")[0])
+            url = package.url.partition("#")[0]
             return _local_path(url) or RemoteFile(url, _credentials(index.url, url))
     return None
 
