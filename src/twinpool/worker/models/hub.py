@@ -57,15 +57,15 @@ def fetch_from_hub(repo: str, wanted: str | None, progress: "Progress") -> Path:
     try:
         try:
             siblings = HfApi().model_info(repo, timeout=LISTING_TIMEOUT_S).siblings or []
-            names = [sibling.rfilename for sibling in siblings]
+            names, is_cached = [sibling.rfilename for sibling in siblings], False
         except (RepositoryNotFoundError, HFValidationError):
             raise
         except (OSError, http_error):
-            names = names_in_cache()
+            names, is_cached = names_in_cache(), True
             if not names:
                 raise
         files = choose_gguf(repo, names, wanted)
-        paths = [Path(hf_hub_download(repo, file)) for file in files]
+        paths = [Path(hf_hub_download(repo, file, local_files_only=is_cached)) for file in files]
         return paths[0]
     except GatedRepoError:
         raise UserError(f"{repo} is gated: accept its terms on the hub, then set HF_TOKEN") from None

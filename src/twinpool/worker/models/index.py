@@ -151,7 +151,7 @@ def _pip_files(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
             parser.read(file)
         except (configparser.Error, UnicodeDecodeError) as problem:
             reason = str(problem).splitlines()[0]
-            raise UserError(f"pip's configuration cannot be read, mend it or set PIP_INDEX_URL: {reason}") from None
+            raise UserError(f"mend pip's configuration in {file}, or set PIP_CONFIG_FILE=/dev/null: {reason}") from None
         for section in ("global", "install"):
             if parser.has_section(section):
                 found |= {name.replace("_", "-"): (value, str(file)) for name, value in parser.items(section) if value}
