@@ -23,7 +23,7 @@ from twinpool.core.lifecycle import (
     WorkerMove,
     WorkerState,
 )
-from twinpool.core.model import Dialect, Failure, Leg, WorkerFacts
+from twinpool.core.model import Dialect, Failure, Leg, RequestFacts, WorkerFacts
 from twinpool.core.policies import Entrance, Policies
 from twinpool.core.requests import Handle, Request
 from twinpool.errors import Reason
@@ -90,6 +90,9 @@ class Controller:
 
     def waiting_requests(self) -> int:
         return sum(len(queue) for queue in self._waiting.values())
+
+    def estimate_prompt_tokens(self, facts: RequestFacts) -> int:
+        return self._policies.prompt_lengths.tokens(facts)
 
     def handles_by_state(self) -> dict[HandleState, int]:
         """Handles that have not ended, by state."""

@@ -1,0 +1,145 @@
+"""The admin port: the state, the decisions, and what a person may change. On its own port, and so on its own address.
+
+Without a token it answers on loopback only; `Gateway.start` refuses another address without one.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from twinpool.core import events as on
+from twinpool.core.lifecycle import WorkerState
+from twinpool.core.model import Role
+from twinpool.errors import BadRequestError, NotFoundError, Reason, RequestError, UnauthorizedError, UserError
+from twinpool.gateway.driver import DECISIONS_KEPT, Driver
+from twinpool.gateway.membership import Member, Membership
+from twinpool.gateway.state import describe, describe_decision, describe_worker
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    url: str
+    role: Role = Role.COLOCATED
+    allowed_roles: tuple[Role, ...] = ()
+
+
+class _NewRole(msgspec.Struct, forbid_unknown_fields=True):
+    role: Role
+
+
+class ConflictError(RequestError):
+    status, kind, default_reason = 409, "invalid_request_error", Reason.INVALID_REQUEST
+
+
+class Admin:
+    """The routes of the admin port."""
+
+    def __init__(self, driver: Driver, membership: Membership, token: str | None, url: Callable[[], str]) -> None:
+        self._driver = driver
+        self._membership = membership
+        self._token = token
+        self._url = url
+        self._started_at = monotonic()
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[web.middleware(self._guard)])
+        app.add_routes(
+            [
+                web.get("/admin/state", self._state),
+                web.get("/admin/decisions", self._decisions),
+                web.post("/admin/workers", self._add_worker),
+                web.delete("/admin/workers/{id}", self._remove_worker),
+                web.post("/admin/workers/{id}/role", self._set_role),
+                web.post("/admin/workers/{id}/drain", self._drain),
+            ]
+        )
+        return app
+
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Every route wants the token where one is set; every error has the OpenAI shape."""
+        try:
+            if self._token is not None:
+                given = request.headers.get("authorization", "").removeprefix("Bearer ")
+                if not hmac.compare_digest(given.encode(), self._token.encode()):
+                    raise UnauthorizedError("the admin port wants its token as a bearer token")
+            return await handler(request)
+        except web.HTTPException as refused:
+            if refused.status == 405:
+                return _json(BadRequestError("no such method here", Reason.METHOD_NOT_ALLOWED).envelope(), 405)
+            return _json(NotFoundError(f"no route {request.method} {request.path}").envelope(), 404)
+        except RequestError as error:
+            return _json(error.envelope(), error.status)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return _json(describe(self._driver, self._membership, url=self._url(), started_at=self._started_at))
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        given = request.query.get("limit", "100")
+        if not given.isdigit() or not 1 <= int(given) <= DECISIONS_KEPT:
+            raise BadRequestError(f"limit is a number from 1 to {DECISIONS_KEPT}", Reason.INVALID_VALUE, param="limit")
+        recent = list(self._driver.decisions)[-int(given) :]
+        return _json({"decisions": [describe_decision(recorded) for recorded in recent]})
+
+    async def _add_worker(self, request: web.Request) -> web.Response:
+        new = _read(await request.read(), _NewWorker)
+        if self._membership.get(new.id) is not None:
+            raise ConflictError(f"there is a worker {new.id!r} already")
+        allowed = new.allowed_roles or (new.role,)
+        if new.role not in allowed:
+            raise BadRequestError(f"role {new.role} is not among allowed_roles", Reason.INVALID_VALUE, param="role")
+        try:
+            member = Member(new.id, new.url, new.role, allowed)
+        except UserError as wrong:
+            raise BadRequestError(str(wrong), Reason.INVALID_VALUE, param="url") from wrong
+        self._membership.attach(member)
+        return _json(describe_worker(member, None), 201)
+
+    async def _remove_worker(self, request: web.Request) -> web.Response:
+        member = self._member(request)
+        self._membership.detach(member.worker)
+        return _json({"removed": member.worker})
+
+    async def _set_role(self, request: web.Request) -> web.Response:
+        member = self._member(request)
+        role = _read(await request.read(), _NewRole).role
+        if role not in member.allowed_roles:
+            allowed = ", ".join(member.allowed_roles)
+            raise ConflictError(f"worker {member.worker!r} may not be {role}: its allowed roles are {allowed}")
+        if self._driver.controller.cluster.get(member.worker) is None:
+            raise ConflictError(f"worker {member.worker!r} has not joined yet: {member.trouble}")
+        self._driver.feed(on.RoleAsked(at=monotonic(), worker=member.worker, role=role))
+        return self._described(member)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        member = self._member(request)
+        worker = self._driver.controller.cluster.get(member.worker)
+        if worker is None or worker.story.state is WorkerState.LOST:
+            raise ConflictError(f"worker {member.worker!r} is not up: {member.trouble}")
+        self._driver.feed(on.DrainAsked(at=monotonic(), worker=member.worker))
+        return self._described(member)
+
+    def _described(self, member: Member) -> web.Response:
+        return _json(describe_worker(member, self._driver.controller.cluster.get(member.worker)))
+
+    def _member(self, request: web.Request) -> Member:
+        member = self._membership.get(request.match_info["id"])
+        if member is None:
+            raise NotFoundError(f"there is no worker {request.match_info['id']!r}", Reason.NO_SUCH_WORKER)
+        return member
+
+
+def _read(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as wrong:
+        raise BadRequestError(str(wrong), Reason.INVALID_JSON) from wrong
+
+
+def _json(content: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

@@ -1,0 +1,234 @@
+"""The gateway: its two ports, and everything behind them put together."""
+
+import asyncio
+import hashlib
+import ipaddress
+import secrets
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from twinpool.assemble import build_controller
+from twinpool.config import Config
+from twinpool.core.lifecycle import WorkerState
+from twinpool.core.model import Role
+from twinpool.errors import (
+    BadRequestError,
+    NotFoundError,
+    Reason,
+    RequestError,
+    UnauthorizedError,
+    UnavailableError,
+    UserError,
+)
+from twinpool.gateway.admin import Admin
+from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.driver import Driver
+from twinpool.gateway.journal import JournalWriter
+from twinpool.gateway.membership import Member, Membership
+from twinpool.gateway.metrics import Metrics
+from twinpool.gateway.openai import ROUTES, Endpoint, read_call
+from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
+
+_JSON = [(b"content-type", b"application/json")]
+_TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
+_MAX_WIRE_ID = 128
+
+
+class Gateway:
+    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        api_keys: frozenset[str] = frozenset(),
+        admin_token: str | None = None,
+        journal: Path | None = None,
+    ) -> None:
+        self._config = config
+        self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
+        self._pool = Pool()
+        controller = build_controller(config.routing)
+        self._metrics = Metrics(controller, config.objectives.long_prompt_tokens)
+        self._journal = JournalWriter(journal, config.routing) if journal is not None else None
+        self._driver = Driver(
+            controller,
+            self._pool,
+            config.timeouts,
+            self._metrics,
+            self._journal,
+            expose_route=config.server.expose_route,
+        )
+        self._changed = asyncio.Event()
+        self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
+        self._admin = Admin(self._driver, self._members, admin_token, lambda: self.url)
+        self._has_admin_token = admin_token is not None
+        self._server: Server | None = None
+        self._admin_runner: web.AppRunner | None = None
+        self.port = 0
+        self.admin_port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{_shown(self._config.server.host)}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen on both ports; raises `UserError` where one cannot be had."""
+        server = self._config.server
+        if not self._has_admin_token and not _is_loopback(server.admin_host):
+            raise UserError(f"the admin port on {server.admin_host} needs a token: --admin-token-file, or keep it on 127.0.0.1")
+        limits = Limits(
+            max_body_bytes=server.max_body_bytes,
+            header_timeout_s=server.header_timeout_s,
+            body_timeout_s=server.body_timeout_s,
+            keep_alive_s=server.keep_alive_s,
+        )
+        try:
+            self._server = await serve(self._handle, host=server.host, port=server.port, limits=limits)
+        except OSError as taken:
+            raise _cannot_listen(server.host, server.port, "--port", taken) from taken
+        self.port = self._server.port
+        self._admin_runner = web.AppRunner(self._admin.app(), access_log=None)
+        await self._admin_runner.setup()
+        site = web.TCPSite(self._admin_runner, server.admin_host, server.admin_port)
+        try:
+            await site.start()
+        except OSError as taken:
+            raise _cannot_listen(server.admin_host, server.admin_port, "--admin-port", taken) from taken
+        self.admin_port = self._admin_runner.addresses[0][1]
+
+    def attach(self, worker: str, url: str, role: Role, allowed_roles: tuple[Role, ...]) -> None:
+        """Know this worker and route to it while it is well. A known id at a new address takes the old one's place."""
+        self._members.attach(Member(worker, url, role, allowed_roles))
+
+    def detach(self, worker: str) -> None:
+        self._members.detach(worker)
+
+    def worker_exited(self, worker: str) -> None:
+        """Its process has ended: known at once, not at the next probe."""
+        self._members.exited(worker)
+
+    async def ready(self) -> None:
+        """Return once every attached worker was found well."""
+        while not all(member.trouble is None for member in self._members):
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """Take nothing new, let what runs end within `drain_s`, then end everything."""
+        if self._server is not None:
+            drain_s = self._config.server.drain_s
+            await self._driver.drain(drain_s)
+            await self._server.close(drain_s=1.0)
+        await self._members.close()
+        await self._driver.close()
+        await self._pool.close()
+        if self._admin_runner is not None:
+            await self._admin_runner.cleanup()
+
+    # The public port
+
+    async def _handle(self, request: Request, responder: Responder) -> None:
+        wire_id = _wire_id(request)
+        try:
+            await self._route(request, responder, wire_id)
+        except RequestError as error:
+            headers = [*_JSON, (b"x-request-id", wire_id)]
+            if error.retry_after_s is not None:
+                headers.append((b"retry-after", b"%d" % error.retry_after_s))
+            responder.send(error.status, headers, msgspec.json.encode(error.envelope()))
+
+    async def _route(self, request: Request, responder: Responder, wire_id: bytes) -> None:
+        path, method = request.path, request.method
+        if path in ROUTES:
+            _only(method, "POST")
+            self._authenticate(request)
+            await self._serve_call(ROUTES[path], request, responder, wire_id)
+            return
+        _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
+        if path == "/health":
+            responder.send(200, _JSON, b'{"status":"ok"}')
+        elif path == "/ready":
+            self._answer_ready(responder)
+        elif path == "/metrics":
+            responder.send(200, _TEXT, self._metrics.render())
+        elif path == "/v1/models":
+            self._authenticate(request)
+            responder.send(200, [*_JSON, (b"x-request-id", wire_id)], self._models())
+        else:
+            raise NotFoundError(f"no route {method} {path}")
+
+    async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
+        call = read_call(endpoint, request.body)
+        known = self._driver.controller.cluster
+        if not any(call.facts.model in worker.facts.models for worker in known):
+            if not self._members.models():
+                raise UnavailableError("no worker has joined yet; try again later", retry_after_s=2)
+            raise NotFoundError(f"the model {call.facts.model!r} does not exist here", Reason.MODEL_NOT_FOUND, param="model")
+        name = f"req-{secrets.token_hex(8)}"
+        await self._driver.serve(ClientRequest(name, wire_id, call, responder, request.arrived_at))
+
+    def _authenticate(self, request: Request) -> None:
+        if not self._key_digests:
+            return
+        given = request.header(b"authorization") or b""
+        scheme, _, key = given.partition(b" ")
+        if scheme.lower() != b"bearer" or _digest(key.strip()) not in self._key_digests:
+            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+
+    def _answer_ready(self, responder: Responder) -> None:
+        """Ready while some worker can take a request; the reason why not, else."""
+        controller = self._driver.controller
+        if controller.is_draining:
+            responder.send(503, _JSON, b'{"ready":false,"reason":"draining"}')
+        elif any(worker.story.state is WorkerState.READY for worker in controller.cluster):
+            responder.send(200, _JSON, b'{"ready":true}')
+        else:
+            responder.send(503, _JSON, b'{"ready":false,"reason":"no_worker"}')
+
+    def _models(self) -> bytes:
+        models = self._members.models()
+        if not models:
+            raise UnavailableError("no worker is up", retry_after_s=2)
+        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "twinpool"} for model in models]
+        return msgspec.json.encode({"object": "list", "data": listed})
+
+
+def _only(method: str, *allowed: str, known: bool = True) -> None:
+    if known and method not in allowed:
+        error = BadRequestError(f"use {allowed[0]} here", Reason.METHOD_NOT_ALLOWED)
+        error.status = 405
+        raise error
+
+
+def _wire_id(request: Request) -> bytes:
+    """The client's own x-request-id where it has a sane one: it never names anything inside."""
+    given = request.header(b"x-request-id")
+    if given and len(given) <= _MAX_WIRE_ID and given.isascii() and given.decode().isprintable():
+        return given
+    return f"req-{secrets.token_hex(8)}".encode()
+
+
+def _digest(key: bytes) -> bytes:
+    """Keys are compared by digest: a look-up by digest tells nothing of the key by its timing."""
+    return hashlib.sha256(key).digest()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _shown(host: str) -> str:
+    """An address that a person can paste, for a host that means every address."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _cannot_listen(host: str, port: int, option: str, taken: OSError) -> UserError:
+    return UserError(f"cannot listen on {host}:{port} ({taken.strerror or taken}): choose another port with {option}")

@@ -1,0 +1,105 @@
+"""One client's request while the gateway has it: its body, its answer, and the moments that make its timeline."""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from twinpool.core.model import Leg
+from twinpool.errors import RequestError
+from twinpool.gateway.openai import Call
+from twinpool.gateway.relay import EngineError, Handoff, Headers
+from twinpool.http1 import Responder
+from twinpool.measure.gaps import Gaps
+from twinpool.measure.timeline import Timeline
+
+
+class ClientRequest:
+    """Everything of one request that is not the controller's business. Times are seconds on `time.monotonic`.
+
+    `handles` has the handle of each attempt that holds one, `legs` the task of each leg under way, `error` what the last
+    engine said when it refused.
+    """
+
+    __slots__ = (
+        "arrived",
+        "attempt",
+        "call",
+        "decode",
+        "ended",
+        "error",
+        "first_token",
+        "gaps",
+        "handles",
+        "handoff",
+        "id",
+        "legs",
+        "passed_headers",
+        "path",
+        "prefill",
+        "prefilled",
+        "prompt_tokens",
+        "responder",
+        "sent",
+        "stream_has_error",
+        "wire_id",
+    )
+
+    def __init__(self, request: str, wire_id: bytes, call: Call, responder: Responder, arrived: float) -> None:
+        self.id = request
+        self.wire_id = wire_id  # what the client calls it
+        self.call = call
+        self.responder = responder
+        self.arrived = arrived
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.legs: dict[Leg, asyncio.Task[None]] = {}
+        self.handles: dict[int, msgspec.Raw] = {}
+        self.passed_headers: Headers = []  # of the client's, for the engines
+        self.error: EngineError | None = None
+        self.gaps: Gaps | None = None
+        self.stream_has_error = False
+        self.prompt_tokens: int | None = None  # as an engine counted them
+        self.begin(attempt=0, path="none", sent=None)
+
+    def begin(self, *, attempt: int, path: str, sent: float | None, prefill: str = "", decode: str = "") -> None:
+        """A new attempt: what is known of the one before does not count for it."""
+        self.attempt = attempt
+        self.path = path
+        self.prefill = prefill
+        self.decode = decode
+        self.sent = sent
+        self.prefilled: float | None = None
+        self.first_token: float | None = None
+        self.handoff = Handoff()
+
+    def timeline(self, ended: float) -> Timeline:
+        return Timeline(
+            arrived=self.arrived,
+            sent=self.sent,
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            handoff_s=self.handoff.seconds,
+            ended=ended,
+        )
+
+    def answer_headers(self, *, with_route: bool) -> Headers:
+        """Ours, for the client's answer."""
+        headers = [(b"x-request-id", self.wire_id)]
+        if with_route and self.path != "none":
+            headers.append((b"x-twinpool-path", self.path.encode()))
+            if self.prefill:
+                headers.append((b"x-twinpool-prefill", self.prefill.encode()))
+            headers.append((b"x-twinpool-decode", self.decode.encode()))
+        return headers
+
+    def fail(self, error: RequestError, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Answer with the error; where the stream has begun, as one event in it and without an invented end."""
+        if not self.responder.started:
+            lines = [(b"content-type", b"application/json"), *headers]
+            if error.retry_after_s is not None:
+                lines.append((b"retry-after", b"%d" % error.retry_after_s))
+            self.responder.send(error.status, lines, msgspec.json.encode(error.envelope()))
+        elif not self.responder.is_over:
+            if not self.stream_has_error:
+                self.responder.write(b"data: %b\n\n" % msgspec.json.encode(error.envelope()))
+            self.responder.finish()

@@ -1,0 +1,254 @@
+"""The live driver: feeds the controller what happens, and does what it commands.
+
+    sockets, probes, timers ──event──► feed ──► Controller.handle ──► commands ──► legs, answers, probes
+                                         └──► journal (event, commands)
+
+Events are taken one at a time: what a command brings about while it is carried out waits its turn.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from twinpool.config import Timeouts
+from twinpool.core import commands as do
+from twinpool.core import events as on
+from twinpool.core.controller import Controller
+from twinpool.core.decisions import Decision
+from twinpool.errors import Reason, RequestError
+from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.journal import JournalWriter
+from twinpool.gateway.legs import Legs
+from twinpool.gateway.metrics import Metrics
+from twinpool.gateway.release import Releases
+from twinpool.http1 import Origin, Pool
+
+_MESSAGES = {
+    Reason.QUEUE_FULL: "the service is at its limit; try again later",
+    Reason.DRAINING: "the service is ending; try another or again later",
+    Reason.NO_WORKER: "no worker serves this model now; try again later",
+    Reason.UPSTREAM_FAILED: "the engine failed while it worked on this request",
+    Reason.HANDOFF_FAILED: "the KV cache could not be handed from prefill to decode; try again",
+    Reason.DEADLINE_EXCEEDED: "no engine answered in time",
+}
+
+_KINDS = {429: "overloaded_error", 502: "upstream_error", 503: "unavailable_error", 504: "timeout_error"}
+
+DECISIONS_KEPT = 1000  # for the admin port
+
+
+class RecordedDecision:
+    """A decision with its moment, as the admin port shows it."""
+
+    __slots__ = ("at", "attempt", "decision", "request")
+
+    def __init__(self, at: float, request: str, attempt: int, decision: Decision) -> None:
+        self.at = at
+        self.request = request
+        self.attempt = attempt
+        self.decision = decision
+
+
+class Driver:
+    """Owns the client requests and their legs. Everything on one event loop."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        pool: Pool,
+        timeouts: Timeouts,
+        metrics: Metrics,
+        journal: JournalWriter | None,
+        *,
+        expose_route: bool,
+    ) -> None:
+        self.controller = controller
+        self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
+        self.probe_now: Callable[[str], None] = lambda worker: None
+        self._metrics = metrics
+        self._journal = journal
+        self._legs = Legs(pool, timeouts, self.feed, expose_route=expose_route)
+        self._releases = Releases(pool, timeouts.release_s, self.feed)
+        self._requests: dict[str, ClientRequest] = {}
+        self._origins: dict[str, Origin] = {}
+        self._events: deque[on.Event] = deque()
+        self._is_feeding = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._executors: dict[type, Callable[[Any], None]] = {
+            do.RecordDecision: self._record_decision,
+            do.SendPrefill: self._send_prefill,
+            do.SendDecode: self._send_decode,
+            do.SendWhole: self._send_whole,
+            do.CancelLeg: self._cancel_leg,
+            do.ReleaseHandle: self._release_handle,
+            do.FailRequest: self._fail_request,
+            do.RelayFailure: self._relay_failure,
+            do.ProbeWorker: self._probe_worker,
+            do.RecordRole: self._record_role,
+        }
+
+    def feed(self, event: on.Event) -> None:
+        """Take in one event and carry out what follows from it."""
+        self._events.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                self._step(self._events.popleft())
+        finally:
+            self._is_feeding = False
+        self._set_timer()
+
+    async def serve(self, request: ClientRequest) -> None:
+        """See a client's request through to its end. Cancelling means that the client has left."""
+        self._requests[request.id] = request
+        self._idle.clear()
+        try:
+            self.feed(on.RequestArrived(at=monotonic(), request=request.id, facts=request.call.facts))
+            await request.ended
+        except asyncio.CancelledError:
+            self.feed(on.ClientLeft(at=monotonic(), request=request.id))
+            self._end(request.id, "client_left")
+            raise
+
+    def place(self, worker: str, origin: Origin) -> None:
+        """Where a worker listens."""
+        self._origins[worker] = origin
+
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new; return when every request has ended, or `within_s` later."""
+        self.feed(on.GatewayDrained(at=monotonic()))
+        try:
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        """End what is left: legs, releases, the timer, the journal."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for request in list(self._requests.values()):
+            self.feed(on.ClientLeft(at=monotonic(), request=request.id))
+            request.fail(_error(503, Reason.DRAINING))
+            self._end(request.id, "failed")
+        await self._releases.close()
+        await self._legs.close()
+        if self._journal is not None:
+            await asyncio.to_thread(self._journal.close)
+
+    # The loop
+
+    def _step(self, event: on.Event) -> None:
+        commands = self.controller.handle(event)
+        if self._journal is not None:
+            self._journal.write(event, commands)
+        for command in commands:
+            self._executors[type(command)](command)
+        if isinstance(event, on.RequestFinished):
+            self._finished(event)
+
+    def _set_timer(self) -> None:
+        at = self.controller.next_wakeup()
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = at
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - monotonic()), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = self._timer_at = None
+        self.feed(on.TimePassed(at=monotonic()))
+
+    # Commands
+
+    def _record_decision(self, command: do.RecordDecision) -> None:
+        self._metrics.decided(command.decision)
+        self.decisions.append(RecordedDecision(monotonic(), command.request, command.attempt, command.decision))
+
+    def _send_prefill(self, command: do.SendPrefill) -> None:
+        request = self._requests[command.request]
+        request.begin(attempt=command.attempt, path="disaggregated", sent=monotonic(), prefill=command.worker)
+        self._legs.start_prefill(request, self._origins[command.worker])
+
+    def _send_decode(self, command: do.SendDecode) -> None:
+        request = self._requests[command.request]
+        request.decode = command.worker
+        self._legs.start_decode(request, self._origins[command.worker])
+
+    def _send_whole(self, command: do.SendWhole) -> None:
+        request = self._requests[command.request]
+        request.begin(attempt=command.attempt, path="colocated", sent=monotonic(), decode=command.worker)
+        self._legs.start_whole(request, self._origins[command.worker])
+
+    def _cancel_leg(self, command: do.CancelLeg) -> None:
+        request = self._requests.get(command.request)
+        if request is not None:
+            self._legs.cancel(request, command.leg)
+
+    def _release_handle(self, command: do.ReleaseHandle) -> None:
+        handle = self._requests[command.request].handles[command.attempt]
+        self._releases.start(command.request, command.attempt, self._origins[command.worker], handle)
+
+    def _fail_request(self, command: do.FailRequest) -> None:
+        request = self._requests.get(command.request)
+        if request is None:
+            return
+        error = _error(command.status, command.reason, command.retry_after_s)
+        request.fail(error, request.answer_headers(with_route=False))
+        self._end(command.request, "refused" if command.status in (429, 503) else "failed")
+
+    def _relay_failure(self, command: do.RelayFailure) -> None:
+        request = self._requests.get(command.request)
+        if request is None:
+            return
+        said = request.error
+        if said is None:
+            request.fail(_error(502, Reason.UPSTREAM_FAILED), request.answer_headers(with_route=False))
+        else:
+            headers = [*said.headers, *request.answer_headers(with_route=False)]
+            request.responder.send(said.status, headers, said.body)
+        self._end(command.request, "rejected" if said is not None and said.status < 500 else "failed")
+
+    def _probe_worker(self, command: do.ProbeWorker) -> None:
+        self.probe_now(command.worker)
+
+    def _record_role(self, command: do.RecordRole) -> None:
+        self._metrics.role_changed(command.role, command.reason)
+
+    # Ends
+
+    def _finished(self, event: on.RequestFinished) -> None:
+        request = self._requests.get(event.request)
+        if request is not None and request.attempt == event.attempt:
+            if event.usage is not None:
+                request.prompt_tokens = event.usage.prompt_tokens
+            tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
+            self._metrics.finished(request, event.timeline, tokens)
+            self._end(event.request, "ok")
+
+    def _end(self, name: str, outcome: str) -> None:
+        request = self._requests.pop(name, None)
+        if request is None:
+            return
+        self._metrics.ended(request.path, outcome)
+        if not request.ended.done():
+            request.ended.set_result(None)
+        if not self._requests:
+            self._idle.set()
+
+
+def _error(status: int, reason: Reason, retry_after_s: int | None = None) -> RequestError:
+    error = RequestError(_MESSAGES.get(reason, "the request failed"), reason, retry_after_s=retry_after_s)
+    error.status = status
+    error.kind = _KINDS.get(status, error.kind)
+    return error

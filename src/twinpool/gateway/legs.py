@@ -1,0 +1,173 @@
+"""The legs of a request: one task each, from the connection to the end.
+
+Each reports one event to the driver, unless it is cancelled first: cancelling closes the socket, which is how an engine learns
+that nobody waits.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any
+
+from twinpool.config import Timeouts
+from twinpool.core import events as on
+from twinpool.core.model import Failure, Leg
+from twinpool.engines.answers import failure_of_loss, failure_of_status, retry_after_s
+from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.openai import PATHS
+from twinpool.gateway.relay import EngineError, LegEnd, StreamedAnswer, WholeAnswer
+from twinpool.handoff import nixl
+from twinpool.handoff.body import put_together
+from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
+
+_JSON = (b"content-type", b"application/json")
+
+
+class Legs:
+    """Runs legs over a pool of connections and tells `feed` what becomes of them."""
+
+    def __init__(self, pool: Pool, timeouts: Timeouts, feed: Callable[[on.Event], None], *, expose_route: bool) -> None:
+        self._pool = pool
+        self._timeouts = timeouts
+        self._feed = feed
+        self._expose_route = expose_route
+        self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_prefill(self, request: ClientRequest, worker: Origin) -> None:
+        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker))
+
+    def start_decode(self, request: ClientRequest, worker: Origin) -> None:
+        """The handle of this attempt goes with it: it is presented once, whatever comes of it."""
+        body = nixl.decode_body(request.call.fields, request.handles[request.attempt])
+        self._start(request, Leg.DECODE, self._answer(request, request.attempt, Leg.DECODE, worker, body))
+
+    def start_whole(self, request: ClientRequest, worker: Origin) -> None:
+        body = put_together(request.call.fields)
+        self._start(request, Leg.WHOLE, self._answer(request, request.attempt, Leg.WHOLE, worker, body))
+
+    def cancel(self, request: ClientRequest, leg: Leg) -> None:
+        task = request.legs.pop(leg, None)
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel what is left and wait until it is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, request: ClientRequest, leg: Leg, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        request.legs[leg] = task
+        self._tasks.add(task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if request.legs.get(leg) is task:
+                del request.legs[leg]
+
+        task.add_done_callback(ended)
+
+    # The prefill leg
+
+    async def _prefill(self, request: ClientRequest, attempt: int, worker: Origin) -> None:
+        body, path = nixl.prefill_body(request.call.fields), PATHS[request.call.endpoint]
+        try:
+            answer = await self._pool.fetch(
+                worker,
+                "POST",
+                path,
+                [_JSON, *request.passed_headers],
+                body,
+                timeout_s=self._timeouts.connect_s + self._timeouts.prefill_s,
+                deadlines=Deadlines(self._timeouts.connect_s, self._timeouts.prefill_s, self._timeouts.idle_s),
+            )
+        except UpstreamLost as lost:
+            self._failed(request, attempt, Leg.PREFILL, LegEnd(failure=failure_of_loss(lost)))
+            return
+        if answer.status != 200:
+            self._failed(request, attempt, Leg.PREFILL, _refusal(answer))
+            return
+        try:
+            prefilled = nixl.read_prefill_answer(answer.body)
+        except nixl.HandoffMissingError:
+            self._failed(request, attempt, Leg.PREFILL, LegEnd(failure=Failure.NO_HANDLE))
+            return
+        request.prefilled = monotonic()
+        request.handles[attempt] = prefilled.handle
+        request.prompt_tokens = prefilled.prompt_tokens
+        self._feed(
+            on.PrefillFinished(
+                at=request.prefilled,
+                request=request.id,
+                attempt=attempt,
+                prompt_tokens=prefilled.prompt_tokens,
+                cached_tokens=prefilled.cached_tokens,
+            )
+        )
+
+    # The legs that answer the client
+
+    async def _answer(self, request: ClientRequest, attempt: int, leg: Leg, worker: Origin, body: bytes) -> None:
+        answer = self._streamed(request, attempt) if request.call.facts.stream else WholeAnswer()
+        headers = [_JSON, *request.passed_headers]
+        path = PATHS[request.call.endpoint]
+        try:
+            exchange = await self._pool.request(worker, "POST", path, headers, body, answer, self._deadlines)
+        except UpstreamLost as lost:
+            self._failed(request, attempt, leg, LegEnd(failure=failure_of_loss(lost)))
+            return
+        with exchange:
+            if isinstance(answer, StreamedAnswer):
+                answer.hold_back(exchange)
+            end = await answer.done
+        request.handoff = answer.handoff
+        if isinstance(answer, StreamedAnswer):
+            request.gaps = answer.gaps
+            request.stream_has_error = answer.had_error
+        if end.failure is not None:
+            self._failed(request, attempt, leg, end)
+            return
+        now = monotonic()
+        if isinstance(answer, WholeAnswer):
+            ours = request.answer_headers(with_route=self._expose_route)
+            request.responder.send(200, [(b"content-type", answer.content_type), *ours], answer.body)
+        else:
+            request.responder.finish()
+        self._feed(
+            on.RequestFinished(at=now, request=request.id, attempt=attempt, timeline=request.timeline(now), usage=end.usage)
+        )
+
+    def _streamed(self, request: ClientRequest, attempt: int) -> StreamedAnswer:
+        def first_token(at: float) -> None:
+            request.first_token = at
+            request.handoff = answer.handoff
+            self._feed(on.FirstTokenArrived(at=at, request=request.id, attempt=attempt))
+
+        headers = request.answer_headers(with_route=self._expose_route)
+        answer = StreamedAnswer(request.responder, headers, first_token)
+        return answer
+
+    def _failed(self, request: ClientRequest, attempt: int, leg: Leg, end: LegEnd) -> None:
+        request.error = end.error
+        self._feed(
+            on.LegFailed(
+                at=monotonic(),
+                request=request.id,
+                attempt=attempt,
+                leg=leg,
+                failure=end.failure or Failure.ERROR,
+                status=end.error.status if end.error is not None else None,
+                retry_after_s=end.retry_after_s,
+            )
+        )
+
+
+def _refusal(answer: Response) -> LegEnd:
+    kept = [(name, value) for name, value in answer.headers if name in (b"content-type", b"retry-after")]
+    return LegEnd(
+        failure=failure_of_status(answer.status, answer.body),
+        error=EngineError(answer.status, kept, answer.body),
+        retry_after_s=retry_after_s(answer.headers),
+    )

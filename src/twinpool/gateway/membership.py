@@ -1,0 +1,166 @@
+"""Who the workers are, and whether they are well: a task a worker that probes it.
+
+A worker joins when a probe finds it, is lost when it refuses connections or has been silent for several probes, and joins
+again when it answers. The controller may ask for a probe at once when a connection broke; a worker that was only busy is back
+within a millisecond. Probes never touch the counts of what runs.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from time import monotonic
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from twinpool.config import Server, Timeouts
+from twinpool.core import events as on
+from twinpool.core.lifecycle import WorkerState
+from twinpool.core.model import Role, WorkerFacts
+from twinpool.engines.probe import Identity, ProbeError, probe
+from twinpool.errors import UserError
+from twinpool.gateway.driver import Driver
+from twinpool.http1 import Origin
+
+_SILENT_PROBES = 3  # a worker under full load may be late for one or two
+_FIRST_PROBES_S = 0.1  # while it is not up: it was just started, and someone waits
+
+
+class Member:
+    """A worker that we know of, up or not. `trouble` says why it is not."""
+
+    def __init__(self, worker: str, url: str, role: Role, allowed_roles: tuple[Role, ...]) -> None:
+        self.worker = worker
+        self.url = url
+        self.origin = parse_origin(url)
+        self.role = role
+        self.allowed_roles = allowed_roles
+        self.trouble: str | None = "not probed yet"
+        self.failures = 0
+        self.nudge = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+def parse_origin(url: str) -> Origin:
+    """`http://host:port`; raises `UserError` for what is no such URL."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        port = None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port is None or parts.path not in ("", "/"):
+        raise UserError(f"{url!r} is not the address of a worker: write http://HOST:PORT")
+    return Origin(parts.hostname, port, parts.scheme == "https")
+
+
+class Membership:
+    """All members, by id."""
+
+    def __init__(self, driver: Driver, server: Server, timeouts: Timeouts, on_change: Callable[[], None]) -> None:
+        self._driver = driver
+        self._interval_s = server.probe_interval_s
+        self._timeout_s = timeouts.probe_s
+        self._on_change = on_change
+        self._members: dict[str, Member] = {}
+        self._session: aiohttp.ClientSession | None = None
+        driver.probe_now = self.probe_now
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def get(self, worker: str) -> Member | None:
+        return self._members.get(worker)
+
+    def models(self) -> list[str]:
+        """What workers that are up serve, each once."""
+        cluster = self._driver.controller.cluster
+        served = (model for w in cluster if w.story.state is not WorkerState.LOST for model in w.facts.models)
+        return list(dict.fromkeys(served))
+
+    def attach(self, member: Member) -> None:
+        """Know this worker, and probe it until it is up. The same id at another address takes the old one's place."""
+        known = self._members.get(member.worker)
+        if known is not None and known.task is not None:
+            if known.url == member.url:
+                return
+            known.task.cancel()
+        self._members[member.worker] = member
+        self._driver.place(member.worker, member.origin)
+        member.task = asyncio.get_running_loop().create_task(self._watch(member), name=f"probe {member.worker}")
+
+    def detach(self, worker: str) -> None:
+        member = self._members.pop(worker, None)
+        if member is not None and member.task is not None:
+            member.task.cancel()
+        self._driver.feed(on.WorkerRemoved(at=monotonic(), worker=worker))
+        self._on_change()
+
+    def exited(self, worker: str) -> None:
+        """Its process has ended: nobody needs to be asked."""
+        member = self._members.get(worker)
+        if member is not None:
+            self._lost(member, "its process has ended")
+
+    def probe_now(self, worker: str) -> None:
+        member = self._members.get(worker)
+        if member is not None:
+            member.nudge.set()
+
+    async def close(self) -> None:
+        tasks = [member.task for member in self._members.values() if member.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            await self._probe(member)
+            is_up = member.trouble is None
+            try:
+                async with asyncio.timeout(self._interval_s if is_up else min(self._interval_s, _FIRST_PROBES_S)):
+                    await member.nudge.wait()
+            except TimeoutError:
+                pass
+            member.nudge.clear()
+
+    async def _probe(self, member: Member) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        try:
+            identity = await probe(self._session, member.url, self._timeout_s)
+        except ProbeError as trouble:
+            member.failures += 1
+            refused = isinstance(trouble.__cause__, aiohttp.ClientConnectorError)
+            if refused or member.failures >= _SILENT_PROBES or member.trouble is not None:
+                self._lost(member, str(trouble))
+            return
+        member.failures = 0
+        self._found(member, identity)
+
+    def _found(self, member: Member, identity: Identity) -> None:
+        known = self._driver.controller.cluster.get(member.worker)
+        facts = WorkerFacts(
+            worker=member.worker,
+            url=member.url,
+            incarnation=identity.incarnation,
+            engine=identity.engine,
+            models=identity.models,
+            role=member.role,
+            allowed_roles=member.allowed_roles,
+            dialect=identity.dialect,
+            slots=identity.slots,
+            context_tokens=identity.context_tokens,
+            lease_s=identity.lease_s,
+        )
+        member.trouble = None
+        if known is None or known.facts != facts or known.story.state is WorkerState.LOST:
+            self._driver.feed(on.WorkerJoined(at=monotonic(), facts=facts))
+            self._on_change()
+
+    def _lost(self, member: Member, reason: str) -> None:
+        was_up = member.trouble is None
+        member.trouble = reason
+        if was_up:
+            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason))
+            self._on_change()

@@ -1,0 +1,142 @@
+"""The metrics of `GET /metrics`. Names and labels are a promise to dashboards: add to them, rename nothing."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from twinpool.core.controller import Controller
+from twinpool.core.decisions import Decision
+from twinpool.core.lifecycle import HandleState, WorkerState
+from twinpool.core.model import Role
+from twinpool.gateway.calls import ClientRequest
+from twinpool.measure.gaps import BOUNDS_S, Gaps
+from twinpool.measure.timeline import Timeline
+
+_TTFT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.3, 1.8, 2.5, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0)
+_E2E_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+_HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """What the driver tells, and what the controller can be asked at the moment of a scrape."""
+
+    def __init__(self, controller: Controller, long_prompt_tokens: int) -> None:
+        self._long_prompt_tokens = long_prompt_tokens
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "twinpool_requests", "Requests that ended, by path and outcome.", ["path", "outcome"], registry=registry
+        )
+        self._ttft = Histogram(
+            "twinpool_ttft_seconds",
+            "Arrival to first token with content; streamed answers only.",
+            ["length_class"],
+            buckets=_TTFT_BOUNDS_S,
+            registry=registry,
+        )
+        self._parts = Histogram(
+            "twinpool_ttft_part_seconds",
+            "The TTFT taken apart; the parts add up to it.",
+            ["part"],
+            buckets=_TTFT_BOUNDS_S,
+            registry=registry,
+        )
+        self._e2e = Histogram(
+            "twinpool_e2e_seconds", "Arrival to the end of a whole answer.", buckets=_E2E_BOUNDS_S, registry=registry
+        )
+        self._handoff_s = Histogram(
+            "twinpool_handoff_seconds",
+            "The decode leg's arrival at its worker until the KV is in place; workers that tell.",
+            buckets=_HANDOFF_BOUNDS_S,
+            registry=registry,
+        )
+        self._handoff_bytes = Counter(
+            "twinpool_handoff_bytes", "KV handed from prefill to decode workers that tell.", registry=registry
+        )
+        self._decisions = Counter(
+            "twinpool_decisions", "Decisions, by choice and reason.", ["choice", "reason"], registry=registry
+        )
+        self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
+        self._gaps = _GapTotals()
+        registry.register(self._gaps)
+        registry.register(_ClusterNow(controller))
+
+    def render(self) -> bytes:
+        """The text that a scrape gets."""
+        return generate_latest(self.registry)
+
+    def decided(self, decision: Decision) -> None:
+        self._decisions.labels(decision.choice, decision.why).inc()
+
+    def role_changed(self, role: Role, reason: str) -> None:
+        self._role_changes.labels(role, reason).inc()
+
+    def ended(self, path: str, outcome: str) -> None:
+        """One terminal outcome for each client request."""
+        self._requests.labels(path, outcome).inc()
+
+    def finished(self, request: ClientRequest, timeline: Timeline, prompt_tokens: int) -> None:
+        """A whole answer has gone out."""
+        self._e2e.observe(timeline.e2e_s)
+        if timeline.handoff_s is not None:
+            self._handoff_s.observe(timeline.handoff_s)
+        if request.handoff.moved_bytes is not None:
+            self._handoff_bytes.inc(request.handoff.moved_bytes)
+        if timeline.ttft_s is not None:
+            length_class = "long" if prompt_tokens > self._long_prompt_tokens else "short"
+            self._ttft.labels(length_class).observe(timeline.ttft_s)
+            for part, seconds in timeline.ttft_parts_s().items():
+                self._parts.labels(part).observe(seconds)
+        if request.gaps is not None:
+            self._gaps.add(request.gaps)
+
+
+class _GapTotals(Collector):
+    """The gaps of all streams that ended: each stream counts its own in passing, and they are summed here once."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._total_s = 0.0
+
+    def add(self, gaps: Gaps) -> None:
+        for bucket, count in enumerate(gaps.counts):
+            self._counts[bucket] += count
+        self._total_s += gaps.total_s
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily("twinpool_itl_seconds", "Gaps between the pieces of streamed answers.")
+        family.add_metric([], list(self._buckets()), self._total_s)
+        yield family
+
+    def _buckets(self) -> Iterator[tuple[str, float]]:
+        below = 0
+        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
+            below += count
+            yield bound, below
+
+
+class _ClusterNow(Collector):
+    """The workers and handles as the controller knows them at the moment of the scrape."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterable[Metric]:
+        workers = list(self._controller.cluster)
+        pool = GaugeMetricFamily("twinpool_pool_workers", "Workers that are up.", labels=["role"])
+        queue = GaugeMetricFamily(
+            "twinpool_pool_queue_tokens", "Prompt tokens given to a pool and not known to be read.", labels=["role"]
+        )
+        for role in Role:
+            of_role = [worker for worker in workers if worker.role is role]
+            pool.add_metric([role], sum(worker.story.state is WorkerState.READY for worker in of_role))
+            queue.add_metric([role], sum(worker.prefill_tokens for worker in of_role))
+        handles = GaugeMetricFamily("twinpool_kv_handles", "Handles that have not ended.", labels=["state"])
+        counts = self._controller.handles_by_state()
+        for state in (HandleState.HELD, HandleState.SENT, HandleState.RELEASING, HandleState.ORPHANED):
+            handles.add_metric([state], counts.get(state, 0))
+        live, waiting = self._controller.live_requests, self._controller.waiting_requests()
+        yield from (pool, queue, handles)
+        yield GaugeMetricFamily("twinpool_requests_live", "Requests in the gateway.", value=live)
+        yield GaugeMetricFamily("twinpool_requests_waiting", "Requests in the router's queue.", value=waiting)

@@ -1,0 +1,207 @@
+"""Takes an engine's answer and passes it on. The hot path: what is done here is done for every token.
+
+    StreamedAnswer:  opening ──first token──► passing ──► whole, or lost
+                     held back                every piece straight into the client's socket
+
+Until the first token everything is held back, the head included, so that an attempt that fails before it leaves no trace and
+the request can be begun anew. From then on a piece is looked at once: written, stamped, kept as the tail. Only the beginning
+and the end of a stream are ever parsed.
+
+Both kinds of answer end by setting `done` to what became of the leg.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+import msgspec
+
+from twinpool.core.model import Failure, Usage
+from twinpool.engines.answers import failure_of_loss, failure_of_status, read_ending, retry_after_s
+from twinpool.engines.events import Opening, read_closing, read_error, read_opening
+from twinpool.handoff.body import OURS, put_together
+from twinpool.http1 import Exchange, Responder, UpstreamLost
+from twinpool.measure.gaps import Gaps
+
+_MAX_OPENING_BYTES = 1 << 20  # of a stream without any token: beyond this it is passed on as it is
+_TAIL_PIECES = 4  # the last of a stream, in which usage and [DONE] stand
+_MAX_ERROR_BYTES = 64 << 10
+
+_HANDOFF_HEADER = b"x-twinpool-handoff-s"
+_BYTES_HEADER = b"x-twinpool-handoff-bytes"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class EngineError(msgspec.Struct, frozen=True):
+    """An engine's own words for its refusal, kept to be passed on as they came."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class LegEnd(msgspec.Struct, frozen=True):
+    """What became of a leg: a usage, or a failure and perhaps the engine's words for it."""
+
+    failure: Failure | None = None
+    usage: Usage | None = None
+    error: EngineError | None = None
+    retry_after_s: float | None = None
+
+
+class Handoff(msgspec.Struct):
+    """What the decoding engine says of its handoff, in the head of its answer; None where it says nothing."""
+
+    seconds: float | None = None
+    moved_bytes: int | None = None
+
+
+class _Answer:
+    """The half that both kinds share: the head, and an answer that is not 200."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[LegEnd] = asyncio.get_running_loop().create_future()
+        self.handoff = Handoff()
+        self.content_type = b"application/json"
+        self._status = 0
+        self._headers: Headers = []
+        self._body = bytearray()
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        self._status = status
+        self._headers = headers
+        for name, value in headers:
+            if name == b"content-type":
+                self.content_type = value
+            elif name == _HANDOFF_HEADER:
+                self.handoff.seconds = _number(value)
+            elif name == _BYTES_HEADER:
+                moved = _number(value)
+                self.handoff.moved_bytes = None if moved is None else int(moved)
+
+    def on_lost(self, error: UpstreamLost) -> None:
+        self._end(LegEnd(failure=failure_of_loss(error)))
+
+    def _refused(self) -> LegEnd:
+        body = bytes(self._body[:_MAX_ERROR_BYTES])
+        kept = [(name, value) for name, value in self._headers if name in (b"content-type", b"retry-after")]
+        return LegEnd(
+            failure=failure_of_status(self._status, body),
+            error=EngineError(self._status, kept, body),
+            retry_after_s=retry_after_s(self._headers),
+        )
+
+    def _end(self, end: LegEnd) -> None:
+        if not self.done.done():
+            self.done.set_result(end)
+
+
+class WholeAnswer(_Answer):
+    """An answer that is not streamed: kept until it is whole, so that one that breaks can be begun anew."""
+
+    @property
+    def body(self) -> bytes:
+        """The answer without what only engines may see."""
+        body = bytes(self._body)
+        if not any(name.encode() in body for name in OURS):
+            return body
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError:
+            return body
+        return put_together({name: value for name, value in fields.items() if name not in OURS})
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_end(self) -> None:
+        if self._status != 200:
+            self._end(self._refused())
+            return
+        ending = read_ending(bytes(self._body))
+        if ending is not None and ending.is_failure:
+            self._end(LegEnd(failure=Failure.ERROR))
+        else:
+            self._end(LegEnd(usage=ending.counted() if ending is not None else None))
+
+
+class StreamedAnswer(_Answer):
+    """A stream on its way to the client. `gaps` is None until the first token."""
+
+    def __init__(self, responder: Responder, answer_headers: Headers, on_first_token: Callable[[float], None]) -> None:
+        super().__init__()
+        self.gaps: Gaps | None = None
+        self.had_error = False
+        """The engine has put an error into the stream, and the client has it."""
+        self._responder = responder
+        self._answer_headers = answer_headers
+        self._on_first_token = on_first_token
+        self._looked_at = 0
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_PIECES)
+
+    def hold_back(self, exchange: Exchange) -> None:
+        """From now on the engine is read no faster than the client reads."""
+        self._responder.on_pause = exchange.pause
+        self._responder.on_resume = exchange.resume
+        if self._responder.is_paused:
+            exchange.pause()
+
+    def on_body(self, data: bytes) -> None:
+        gaps = self.gaps
+        if gaps is None:
+            self._open(data)
+            return
+        gaps.stamp(monotonic())
+        self._responder.write(data)
+        self._tail.append(data)
+        if b'data: {"error"' in data:  # inside a token's text the quotes would be escaped
+            self.had_error = True
+
+    def _open(self, data: bytes) -> None:
+        if self.done.done():
+            return
+        self._body += data
+        if self._status != 200:
+            return
+        opening, looked_at = read_opening(bytes(self._body[self._looked_at :]))
+        self._looked_at += looked_at
+        if opening is Opening.ERROR:
+            status, body = read_error(bytes(self._body))
+            error = EngineError(status, [(b"content-type", b"application/json")], body)
+            self._end(LegEnd(failure=failure_of_status(status, body), error=error))
+        elif opening is Opening.CONTENT or len(self._body) > _MAX_OPENING_BYTES:
+            now = monotonic()
+            self.gaps = Gaps(now)
+            self._pass_opening()
+            self._on_first_token(now)
+
+    def _pass_opening(self) -> None:
+        self._responder.start(200, [(b"content-type", self.content_type), *self._answer_headers])
+        opening = bytes(self._body)
+        self._body.clear()
+        self._responder.write(opening)
+        self._tail.append(opening)
+
+    def on_end(self) -> None:
+        if self._status != 200:
+            self._end(self._refused())
+            return
+        tail = b"".join(self._tail) if self.gaps is not None else bytes(self._body)
+        is_whole, ending = read_closing(tail)
+        if self.had_error:
+            self._end(LegEnd(failure=Failure.ERROR))
+        elif not is_whole:
+            self._end(LegEnd(failure=Failure.BROKEN))
+        else:
+            if self.gaps is None:  # a whole answer without a single token
+                self._pass_opening()
+            self._end(LegEnd(usage=ending.counted()))
+
+
+def _number(value: bytes) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None

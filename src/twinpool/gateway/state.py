@@ -1,0 +1,62 @@
+"""What the gateway is doing now, as one JSON-ready object: the answer of `GET /admin/state`, which `twinpool status` draws."""
+
+from time import monotonic
+from typing import Any
+
+from twinpool import __version__
+from twinpool.core.cluster import Worker
+from twinpool.gateway.driver import Driver, RecordedDecision
+from twinpool.gateway.membership import Member, Membership
+
+_DECISIONS_SHOWN = 10
+
+
+def describe(driver: Driver, membership: Membership, *, url: str, started_at: float) -> dict[str, Any]:
+    """The state now. `started_at` is on `time.monotonic`; ages come out in seconds."""
+    controller = driver.controller
+    recent = list(driver.decisions)[-_DECISIONS_SHOWN:]
+    return {
+        "version": __version__,
+        "uptime_s": round(monotonic() - started_at, 3),
+        "gateway": {"url": url, "models": membership.models(), "draining": controller.is_draining},
+        "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
+        "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
+        "handles": {str(state): count for state, count in controller.handles_by_state().items()},
+        "decisions": [describe_decision(decision) for decision in recent],
+    }
+
+
+def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
+    """One worker; where it never was up, only what was asked for and why it is not."""
+    facts = worker.facts if worker is not None else None
+    state = "joining" if worker is None else str(worker.story.state)
+    return {
+        "id": member.worker,
+        "url": member.url,
+        "role": str(worker.role if worker is not None else member.role),
+        "allowed_roles": [str(role) for role in member.allowed_roles],
+        "state": state,
+        "reason": member.trouble,
+        "incarnation": facts.incarnation if facts else None,
+        "engine": facts.engine if facts else None,
+        "models": list(facts.models) if facts else [],
+        "hands_off": bool(facts and facts.dialect),
+        "slots": facts.slots if facts else None,
+        "context_tokens": facts.context_tokens if facts else None,
+        "sequences": worker.sequences if worker else 0,
+        "prefill_tokens": worker.prefill_tokens if worker else 0,
+        "kv_tokens": worker.kv_tokens if worker else 0,
+    }
+
+
+def describe_decision(recorded: RecordedDecision) -> dict[str, Any]:
+    decision = recorded.decision
+    return {
+        "age_s": round(monotonic() - recorded.at, 3),
+        "request": recorded.request,
+        "attempt": recorded.attempt,
+        "choice": str(decision.choice),
+        "why": str(decision.why),
+        "prefill": decision.prefill,
+        "decode": decision.decode,
+    }

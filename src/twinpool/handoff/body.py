@@ -1,0 +1,37 @@
+"""A JSON body as its top-level fields, each kept as the bytes that came.
+
+Nothing is parsed that routing does not need, so nothing can be changed by the way: big integers, `1.0`, nulls and unknown
+keys leave as they arrived.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from twinpool.errors import BadRequestError, Reason
+
+Fields = dict[str, msgspec.Raw]
+
+_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+OURS = frozenset({"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"})
+"""Fields that steer which engines connect to which. From a client they are dropped: only ours ever reach an engine."""
+
+
+def take_apart(body: bytes) -> Fields:
+    """The top-level fields of a client's body without those of `OURS`; raises `BadRequestError` for anything else than an
+    object. Of a key that stands twice the last one counts, for us and so for every engine."""
+    try:
+        fields = _DECODER.decode(body)
+    except msgspec.ValidationError as wrong:
+        raise BadRequestError("the body must be a JSON object", Reason.INVALID_JSON) from wrong
+    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+        raise BadRequestError(f"the body is not valid JSON: {broken}", Reason.INVALID_JSON) from broken
+    for name in OURS & fields.keys():
+        del fields[name]
+    return fields
+
+
+def put_together(fields: Mapping[str, msgspec.Raw | bytes]) -> bytes:
+    """The object with these fields, in their order."""
+    return b"{%b}" % b",".join(b"%b:%b" % (msgspec.json.encode(name), bytes(value)) for name, value in fields.items())
