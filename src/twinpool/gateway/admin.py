@@ -48,7 +48,11 @@ class Admin:
         self._started_at = monotonic()
 
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[web.middleware(self._guard)])
+        @web.middleware
+        async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            return await self._guard(request, handler)
+
+        app = web.Application(middlewares=[guard])
         app.add_routes(
             [
                 web.get("/admin/state", self._state),

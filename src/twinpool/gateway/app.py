@@ -85,19 +85,23 @@ class Gateway:
             body_timeout_s=server.body_timeout_s,
             keep_alive_s=server.keep_alive_s,
         )
-        try:
-            self._server = await serve(self._handle, host=server.host, port=server.port, limits=limits)
-        except OSError as taken:
-            raise _cannot_listen(server.host, server.port, "--port", taken) from taken
-        self.port = self._server.port
         self._admin_runner = web.AppRunner(self._admin.app(), access_log=None)
-        await self._admin_runner.setup()
-        site = web.TCPSite(self._admin_runner, server.admin_host, server.admin_port)
         try:
-            await site.start()
-        except OSError as taken:
-            raise _cannot_listen(server.admin_host, server.admin_port, "--admin-port", taken) from taken
-        self.admin_port = self._admin_runner.addresses[0][1]
+            await self._admin_runner.setup()
+            site = web.TCPSite(self._admin_runner, server.admin_host, server.admin_port)
+            try:
+                await site.start()
+            except OSError as taken:
+                raise _cannot_listen(server.admin_host, server.admin_port, "--admin-port", taken) from taken
+            self.admin_port = self._admin_runner.addresses[0][1]
+            try:
+                self._server = await serve(self._handle, host=server.host, port=server.port, limits=limits)
+            except OSError as taken:
+                raise _cannot_listen(server.host, server.port, "--port", taken) from taken
+            self.port = self._server.port
+        except UserError:
+            await self.close()
+            raise
 
     def attach(self, worker: str, url: str, role: Role, allowed_roles: tuple[Role, ...]) -> None:
         """Know this worker and route to it while it is well. A known id at a new address takes the old one's place."""
