@@ -36,7 +36,8 @@ def resolve_model(spec: str | None, progress: "Progress") -> ModelFile:
 
 
 def open_progress(console: "Console | None" = None) -> "Progress":
-    """Bars that count bytes, for the functions here; use it as a context manager."""
+    """Bars that count bytes, on standard error by default, for the functions here; use it as a context manager."""
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -52,7 +53,7 @@ def open_progress(console: "Console | None" = None) -> "Progress":
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=console,
+        console=console or Console(stderr=True),
         transient=True,
     )
 

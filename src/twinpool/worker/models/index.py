@@ -104,7 +104,13 @@ def open_session(settings: IndexSettings) -> "requests.Session":
         session.verify = settings.ca_bundle
     if settings.proxy:
         session.proxies = {"http": settings.proxy, "https": settings.proxy}
-    patience = Retry(total=2, backoff_factor=0.2, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+    patience = Retry(
+        total=2,
+        backoff_factor=0.2,
+        status_forcelist=(429, 500, 502, 503, 504),
+        raise_on_status=False,
+        respect_retry_after_header=False,  # somebody waits at the terminal, not for the hour it may ask
+    )
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=patience))
     return session
