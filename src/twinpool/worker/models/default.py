@@ -77,7 +77,7 @@ def _alone(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock file; the system frees it with the process, however that ends."""
     with lock.open("a") as file:
         try:
-            pass
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
