@@ -88,6 +88,7 @@ class FakeIndex:
 
     wheel: bytes
     url: str = ""
+    files_url: str = "../../files/"  # what the page's link begins with
     has_project: bool = True
     cuts: list[int | None] = field(default_factory=list)  # bytes of body after which the connection breaks
     statuses: list[int] = field(default_factory=list)  # answers instead of the wheel
@@ -97,15 +98,17 @@ class FakeIndex:
     hold: threading.Event | None = None  # keeps the wheel back until it is set
     asked: threading.Event = field(default_factory=threading.Event)  # the wheel was asked for
     paths: list[str] = field(default_factory=list)
+    logins: list[str | None] = field(default_factory=list)
     ranges: list[str | None] = field(default_factory=list)  # one for each request for the wheel
     sent_bytes: int = 0  # of the wheel
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         self.paths.append(request.path)
+        self.logins.append(request.headers["Authorization"])
         if self.needs_login and request.headers["Authorization"] != self.needs_login:
             self._send(request, 401, b"")
         elif request.path.endswith("/simple/tiny-model/") and self.has_project:
-            link = f'<a href="../../files/{WHEEL}#sha256=0000">{WHEEL}</a>'
+            link = f'<a href="{self.files_url}{WHEEL}#sha256=0000">{WHEEL}</a>'
             self._send(request, 200, f"<!DOCTYPE html><html><body>{link}</body></html>".encode())
         elif request.path.endswith("/files/" + WHEEL):
             self._send_wheel(request)

@@ -175,6 +175,13 @@ def test_login_in_the_address_goes_to_page_and_file(fetch, tiny, index, monkeypa
     assert fetch().read_bytes() == tiny.wheel
 
 
+def test_the_login_is_for_the_indexs_own_host_only(fetch, tiny, index, monkeypatch):
+    index.files_url = index.url.replace("127.0.0.1", "localhost").replace("/simple/", "/files/")
+    monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", "//u:p@"))
+    assert fetch().read_bytes() == tiny.wheel
+    assert index.logins == ["Basic dTpw", None]  # page, file
+
+
 def test_a_refused_login_is_told_without_the_password(fetch, index, monkeypatch):
     index.needs_login = "Basic other"
     monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", "//u:secret@"))

@@ -81,7 +81,9 @@ def test_all_shards_are_fetched(hub, progress):
 def test_a_cached_one_needs_no_hub(hub, progress, monkeypatch):
     first = resolve_model("org/one", progress)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    asked = len(hub.paths)
     assert resolve_model("org/one", progress) == first
+    assert len(hub.paths) == asked  # the library would try for 20 s before it looks into its cache
 
 
 @pytest.mark.parametrize(
