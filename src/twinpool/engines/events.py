@@ -4,6 +4,7 @@ Only the beginning and the end of a stream are ever parsed. What lies between is
 """
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ class _Choice(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 class _Error(msgspec.Struct):

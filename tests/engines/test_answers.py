@@ -1,0 +1,48 @@
+"""What an engine's answer means to the router."""
+
+import pytest
+
+from twinpool.core.model import Failure
+from twinpool.engines.answers import failure_of_loss, failure_of_status, read_ending, retry_after_s
+from twinpool.http1 import Loss, UpstreamLost
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "failure"),
+    [
+        (400, b"{}", Failure.REJECTED),
+        (404, b"not json", Failure.REJECTED),
+        (422, b'{"error":{"code":422}}', Failure.REJECTED),
+        (409, b'{"error":{"code":"handle_spent"}}', Failure.HANDLE_REFUSED),
+        (410, b'{"error":{"code":"handle_expired"}}', Failure.HANDLE_REFUSED),
+        (429, b"", Failure.BUSY),
+        (503, b"", Failure.BUSY),
+        (500, b"", Failure.ERROR),
+        (302, b"", Failure.ERROR),
+    ],
+)
+def test_statuses(status: int, body: bytes, failure: Failure) -> None:
+    assert failure_of_status(status, body) is failure
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_every_way_to_lose_an_engine_is_known(loss: Loss) -> None:
+    assert failure_of_loss(UpstreamLost(loss, "http://e")) in Failure
+
+
+def test_a_stale_connection_is_not_held_against_the_engine() -> None:
+    lost = UpstreamLost(Loss.CLOSED_BEFORE_HEAD, "http://e", is_reused=True)
+    assert failure_of_loss(lost) is Failure.UNREACHABLE
+    assert failure_of_loss(UpstreamLost(Loss.CLOSED_BEFORE_HEAD, "http://e")) is Failure.BROKEN
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(b"3", 3.0), (b"Wed, 21 Oct 2015 07:28:00 GMT", None), (b"-1", None)])
+def test_retry_after_is_a_number_of_seconds(value: bytes, seconds: float | None) -> None:
+    assert retry_after_s([(b"retry-after", value)]) == seconds
+
+
+def test_a_failure_under_200_is_seen() -> None:
+    ending = read_ending(b'{"choices":[{"finish_reason":"abort"}]}')
+    assert ending is not None
+    assert ending.is_failure
+    assert read_ending(b"not json") is None
