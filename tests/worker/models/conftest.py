@@ -38,6 +38,7 @@ def write_tiny_gguf(path: Path, seed: int = 7) -> None:
     """A GGUF with one tensor of each kind that the default model has, and metadata of every awkward kind."""
     rng = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama")
+    writer.add_custom_alignment(4096)
     writer.add_string("general.name", "Tiny")
     writer.add_file_type(int(LlamaFileType.MOSTLY_Q4_1))
     writer.add_float32("llama.rope.freq_base", 100000.0)
