@@ -1,0 +1,307 @@
+"""One request to an engine and its answer; and the connection that carries one exchange after the other.
+
+    Exchange:          sent ──on_head──► body ──on_end──► over
+                         └───────┬────────┘ └on_body┘
+                                 └─ on_lost (once, and then nothing) or abort() (then nothing at all)
+
+    EngineConnection:  busy with an exchange ──whole answer, keep-alive──► idle in the pool ──► busy …
+                                 └──────── anything else ───────► closed
+
+The receiver's methods are called from inside `data_received`; they may call `abort`, `pause` and `resume`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from twinpool.http1.lost import Loss, UpstreamLost
+
+if TYPE_CHECKING:
+    from twinpool.http1.client import Pool
+
+_MAX_HEAD_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an engine listens."""
+
+    host: str
+    port: int
+    tls: bool = False
+    authority: bytes = field(init=False, repr=False, compare=False)  # for the host header
+
+    def __post_init__(self) -> None:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        object.__setattr__(self, "authority", f"{host}:{self.port}".encode("idna" if not host.isascii() else "ascii"))
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority.decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long to wait for an engine, each from where the one before ended. None: for ever. The whole exchange has no
+    deadline here: cancel the task, or `abort`."""
+
+    connect_s: float | None = 5.0
+    first_byte_s: float | None = 300.0  # request sent to the answer's whole head: holds a queue and a prefill
+    idle_s: float | None = 60.0  # silence inside a body; time that we paused does not count
+
+
+class Receiver(Protocol):
+    """Who takes an answer."""
+
+    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Header names in lower case; framing headers included, `Responder.start` leaves them out."""
+
+    def on_body(self, data: bytes) -> None: ...
+    def on_end(self) -> None: ...
+    def on_lost(self, error: UpstreamLost) -> None: ...
+
+
+class Exchange:
+    """A request that is under way. Leaving its `with` block aborts what has not ended."""
+
+    __slots__ = ("_connection", "is_reused")
+
+    def __init__(self, connection: "EngineConnection", *, is_reused: bool) -> None:
+        self._connection: EngineConnection | None = connection
+        self.is_reused = is_reused
+
+    @property
+    def is_over(self) -> bool:
+        """Ended, lost or aborted."""
+        return self._connection is None
+
+    def abort(self) -> None:
+        """Close the socket, which is how an engine learns that nobody waits. The receiver hears nothing more. Does nothing
+        to an exchange that is over."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    def pause(self) -> None:
+        """Stop reading: the engine is held back by its own full socket. Its end is not noticed meanwhile."""
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    def detach(self) -> None:
+        """For the connection: this exchange is over."""
+        self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.abort()
+
+
+class EngineConnection(asyncio.Protocol):
+    """See the module's picture. `on_…` methods are the parser's callbacks."""
+
+    def __init__(self, pool: "Pool", origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self.origin = origin
+        self.idle_since = 0.0
+        self.is_closed = False
+        self._pool = pool
+        self._loop = loop
+        self._now: Callable[[], float] = loop.time  # to the millisecond, and cheap
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._parser = HttpResponseParser(self)
+        self._served = 0
+        self._exchange: Exchange | None = None
+        self._receiver: Receiver | None = None
+        self._deadlines = Deadlines()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = self._heard_at = 0.0
+        self._has_head = False
+        self._is_head_request = False
+        self._is_interim = False
+        self._ends_with_connection = False
+        self._can_be_reused = False
+        self._is_paused = False
+        self._head_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+
+    def send(self, head: bytes, body: bytes, receiver: Receiver, deadlines: Deadlines, *, is_head_request: bool) -> Exchange:
+        """Begin an exchange on this idle connection."""
+        exchange = self._exchange = Exchange(self, is_reused=self._served > 0)
+        self._served += 1
+        self._receiver = receiver
+        self._deadlines = deadlines
+        self._is_head_request = is_head_request
+        self._has_head = False
+        self._can_be_reused = False
+        self._ends_with_connection = False
+        self._head_bytes = 0
+        self._sent_at = self._heard_at = self._now()
+        if body:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+        self._arm(deadlines.first_byte_s, deadlines.idle_s)
+        return exchange
+
+    def abort(self) -> None:
+        self._forget()
+        self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._transport.abort()
+
+    def pause(self) -> None:
+        if not self._is_paused and not self.is_closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._is_paused and not self.is_closed:
+            self._is_paused = False
+            self._heard_at = self._now()
+            self._transport.resume_reading()
+
+    def lose(self, loss: Loss, detail: str = "") -> None:
+        """Tell the receiver, once, and close."""
+        receiver, exchange = self._receiver, self._exchange
+        self.abort()
+        if receiver is not None and exchange is not None:
+            receiver.on_lost(UpstreamLost(loss, str(self.origin), detail, is_reused=exchange.is_reused))
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiver is None:  # bytes that nobody asked for: do not take them for the next answer
+            self.close()
+            return
+        self._heard_at = self._now()
+        if not self._has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserCallbackError as error:
+            self.lose(Loss.PROTOCOL, "the receiver failed")
+            raise (error.__context__ or error) from None
+        except HttpParserUpgrade:
+            self.lose(Loss.PROTOCOL, "it switched protocols")
+        except HttpParserError as error:
+            self.lose(Loss.PROTOCOL, str(error))
+        else:
+            self._after_feeding()
+
+    def _after_feeding(self) -> None:
+        if self._exchange is None:
+            if not self.is_closed:
+                self._rest()
+        elif not self._has_head and self._head_bytes > _MAX_HEAD_BYTES:
+            self.lose(Loss.PROTOCOL, "the head is too long")
+
+    def eof_received(self) -> None:
+        if self._receiver is None:
+            return
+        if self._ends_with_connection:
+            self.on_message_complete()
+        elif self._has_head:
+            self.lose(Loss.TRUNCATED)
+        else:
+            self.lose(Loss.CLOSED_BEFORE_HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
+        if self._receiver is not None:
+            loss = Loss.RESET_MID_BODY if self._has_head else Loss.CLOSED_BEFORE_HEAD
+            self.lose(loss, str(exc) if exc else "")
+        self._pool.closed(self)
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+        if self._receiver is None:  # a second answer behind the one that was asked for
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:  # not a trailer
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            return
+        status = self._parser.get_status_code()
+        self._is_interim = status < 200
+        if self._is_interim:
+            return
+        self._has_head = True
+        self._can_be_reused = self._parser.should_keep_alive() and not self._is_head_request
+        names = {name for name, _ in self._headers}
+        has_body = status not in (204, 304) and not self._is_head_request
+        self._ends_with_connection = has_body and b"content-length" not in names and b"transfer-encoding" not in names
+        receiver.on_head(status, self._headers)
+        if self._is_head_request:  # the parser would wait for a body
+            self.on_message_complete()
+
+    def on_body(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.on_body(data)
+
+    def on_message_complete(self) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            return
+        if self._is_interim:
+            self._is_interim = False
+            self._headers = []
+            return
+        self._forget()
+        if not self._can_be_reused:
+            self.close()
+        receiver.on_end()
+
+    def _rest(self) -> None:
+        """The answer is whole: back to the pool, if all of the request has gone, too."""
+        if self._transport.get_write_buffer_size() or self._transport.is_closing():
+            self.close()
+            return
+        if self._is_paused:
+            self.resume()
+        self.idle_since = self._now()
+        self._pool.rests(self)
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._exchange is not None:
+            self._exchange.detach()
+        self._exchange = self._receiver = None
+
+    def _check_deadline(self) -> None:
+        """One timer an exchange, which looks when the last byte came, rather than one that each byte sets anew."""
+        now = self._now()
+        if self._is_paused:
+            self._heard_at = now
+        limit_s = self._deadlines.idle_s if self._has_head else self._deadlines.first_byte_s
+        since = self._heard_at if self._has_head else self._sent_at
+        if limit_s is not None and now >= since + limit_s:
+            self._timer = None
+            self.lose(Loss.IDLE_TIMEOUT if self._has_head else Loss.HEAD_TIMEOUT, f"{limit_s:g} s")
+            return
+        left_s = None if limit_s is None else since + limit_s - now
+        self._arm(left_s, None if self._has_head else self._deadlines.idle_s)
+
+    def _arm(self, *waits: float | None) -> None:
+        spans = [wait for wait in waits if wait is not None]
+        self._timer = self._loop.call_later(min(spans), self._check_deadline) if spans else None
