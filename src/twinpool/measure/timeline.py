@@ -43,8 +43,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.prefilled is None:
             parts["prefill"] = self.first_token - self.sent
             return parts
-        parts["prefill"] = self.prefilled - self.sent
-        rest = self.first_token - self.prefilled
+        prefilled = min(self.prefilled, self.first_token)  # where both legs run at once, P's answer can come last
+        parts["prefill"] = prefilled - self.sent
+        rest = self.first_token - prefilled
         if self.handoff_s is None:
             parts["handoff_and_first_decode"] = rest
         else:
