@@ -26,11 +26,12 @@ def disaggregate_when_possible(rules: Routing) -> Route:
             return Decision(Choice.WAIT, Why.NO_WORKER)
         prefills = [worker for worker in workers if worker.role is Role.PREFILL]
         decodes = [worker for worker in workers if worker.role is Role.DECODE]
-        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes)
+        partnered = [p for p in prefills if any(_can_hand_over(p, d) for d in decodes)]
+        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes, partnered)
         if obstacle is not None:
             return _colocate(pending, workers, obstacle)
-        with_window = [p for p in prefills if _has_window(p, pending.prompt_tokens, rules.prefill_window_tokens)]
-        for prefill in sorted(_preferred(with_window, pending.avoid), key=_by_prefill_load):
+        with_window = [p for p in partnered if _has_window(p, pending.prompt_tokens, rules.prefill_window_tokens)]
+        for prefill in _avoided_last(sorted(with_window, key=_by_prefill_load), pending.avoid):
             decode = _least_decode(prefill, decodes, pending.avoid)
             if decode is not None:
                 worker, partner = prefill.facts.worker, decode.facts.worker
@@ -50,12 +51,12 @@ def least_loaded_decode(pending: Pending, prefill: WorkerView, workers: Sequence
 _: PickDecode = least_loaded_decode
 
 
-def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]) -> Why | None:
+def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView], partnered: Sequence[WorkerView]) -> Why | None:
     if not prefills:
         return Why.NO_PREFILL_WORKER
     if not decodes:
         return Why.NO_DECODE_WORKER
-    if not any(_can_hand_over(p, d) for p in prefills for d in decodes):
+    if not partnered:
         return Why.NO_PAIR
     return None
 
@@ -104,6 +105,11 @@ def _preferred(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Sequence
     if not avoid:
         return workers
     return [worker for worker in workers if worker.facts.worker not in avoid] or workers
+
+
+def _avoided_last(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Sequence[WorkerView]:
+    """Not dropped: the others may turn out to have no partner with room."""
+    return sorted(workers, key=lambda worker: worker.facts.worker in avoid) if avoid else workers
 
 
 def _by_prefill_load(worker: WorkerView) -> tuple[int, int, str]:
