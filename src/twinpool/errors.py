@@ -67,7 +67,7 @@ class IllegalMoveError(TwinpoolError):
 
     def __init__(self, what: str, state: str, move: str, story: tuple[str, ...]) -> None:
         self.what, self.state, self.move, self.story = what, state, move, story
-        super().__init__(f"{what} is {state}: no move {move!r} from there; so far: {' > '.join(story) or 'nothing'}")
+        super().__init__(f"{what} is {state}: no move '{move}' from there; so far: {' > '.join(story) or 'nothing'}")
 
 
 class RequestError(TwinpoolError):
