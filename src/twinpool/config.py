@@ -33,7 +33,7 @@ class Routing(_Section, frozen=True):
     request_timeout_s: float = 600.0  # from arrival to the first byte, all attempts together
     max_attempts: int = 3  # one request is tried on at most this many engines
     lease_s: float = 30.0  # what stock vLLM grants where the engine does not say
-    pause_s: float = 1.0  # how long a worker that said 429 or 503 without Retry-After is left alone
+    pause_s: float = 1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
     max_pause_s: float = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
 
 

@@ -40,17 +40,55 @@ class WorkerView(Protocol):
 class Worker:
     """One worker: facts, role, state, and the sum of its legs."""
 
-    __slots__ = ("facts", "kv_tokens", "legs", "paused_until", "prefill_tokens", "role", "sequences", "story")
+    __slots__ = (
+        "facts",
+        "told_to_drain",
+        "kv_tokens",
+        "legs",
+        "paused_until",
+        "prefill_tokens",
+        "role",
+        "sequences",
+        "story",
+    )
 
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
         self.role = facts.role
         self.story = Story(f"worker {facts.worker}", WORKER_TABLE, WorkerState.READY)
+        self.told_to_drain = False  # outlasts a loss of the worker, not a restart
         self.paused_until = 0.0
         self.legs: dict[LegKey, None] = {}  # in the order they were given: a set would have none
         self.prefill_tokens = 0
         self.kv_tokens = 0
         self.sequences = 0
+
+    def is_open(self, at: float) -> bool:
+        """Whether it may be given something new now."""
+        return self.story.state is WorkerState.READY and self.paused_until <= at
+
+    def learn(self, facts: WorkerFacts) -> None:
+        """A probe found it well, and says this of it. A new incarnation owes nothing to the pause or the drain of the old."""
+        if facts.incarnation != self.facts.incarnation:
+            self.lose()
+            self.paused_until = 0.0
+            self.told_to_drain = False
+        if facts.role is not self.facts.role:
+            self.role = facts.role
+        self.facts = facts
+        if self.story.state is WorkerState.LOST:
+            self.story.move(WorkerMove.RETURN)
+            if self.told_to_drain:
+                self.story.move(WorkerMove.DRAIN)
+
+    def lose(self) -> None:
+        if self.story.can(WorkerMove.LOSE):
+            self.story.move(WorkerMove.LOSE)
+
+    def drain(self) -> None:
+        self.told_to_drain = True
+        if self.story.can(WorkerMove.DRAIN):
+            self.story.move(WorkerMove.DRAIN)
 
 
 class _Load:
@@ -90,20 +128,11 @@ class Cluster:
 
     def routable(self, model: str, at: float) -> list[Worker]:
         """The workers that may be given a new request for `model` now, in the order of their ids."""
-        ready = WorkerState.READY
-        return [
-            worker
-            for worker in self._workers.values()
-            if worker.story.state is ready and worker.paused_until <= at and model in worker.facts.models
-        ]
+        return [worker for worker in self._workers.values() if worker.is_open(at) and model in worker.facts.models]
 
     def has_ready(self, model: str) -> bool:
         """Whether any worker is up for the model, busy or not."""
         return any(w.story.state is WorkerState.READY and model in w.facts.models for w in self._workers.values())
-
-    def lose(self, worker: Worker) -> None:
-        if worker.story.can(WorkerMove.LOSE):
-            worker.story.move(WorkerMove.LOSE)
 
     def take(self, key: LegKey, worker: Worker, *, prefill_tokens: int = 0, kv_tokens: int = 0, sequences: int = 1) -> None:
         """Count the leg's load on the worker, from its selection on. A leg is counted once."""

@@ -20,7 +20,6 @@ from twinpool.core.lifecycle import (
     HandleState,
     RequestMove,
     RequestState,
-    WorkerMove,
     WorkerState,
 )
 from twinpool.core.model import Dialect, Failure, Leg, RequestFacts, WorkerFacts
@@ -104,6 +103,8 @@ class Controller:
     # Requests
 
     def _request_arrived(self, event: on.RequestArrived, out: list[do.Command]) -> None:
+        if event.request in self._requests:
+            return
         tokens = self._policies.prompt_lengths.tokens(event.facts)
         request = Request(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
         self._requests[event.request] = request
@@ -120,6 +121,12 @@ class Controller:
         request.deadline = min(at + self._patience_s(model), request.expires)
         self._alarm(request.deadline)
         self._waiting.setdefault(model, deque()).append(request.id)
+
+    def _wait_anew(self, model: str, at: float) -> None:
+        """A first worker is up: who waited for one waits for its turn from now on."""
+        for name in self._waiting.get(model, ()):
+            request = self._requests[name]
+            request.deadline = min(at + self._rules.queue_timeout_s, request.expires)
 
     def _patience_s(self, model: str) -> float:
         return self._rules.queue_timeout_s if self.cluster.has_ready(model) else self._rules.worker_wait_s
@@ -187,28 +194,37 @@ class Controller:
         self._dispatch(event.at, out)
 
     def _hand_off(self, request: Request, event: on.PrefillFinished, out: list[do.Command]) -> None:
-        """The prompt is read and P holds it: give the handle to D at once, or to another D where that one is gone."""
+        """The prompt is read and P holds it: give the handle to D at once, or to another D where that one should get nothing
+        now. A D that drains or is busy honours its reservation where there is no other; where it is gone, the prefill was in
+        vain."""
         prefill, decode = _both(request)
         lease_s = prefill.lease_s if prefill.lease_s is not None else self._rules.lease_s
         handle = Handle(request.id, request.attempt, prefill, event.at + lease_s)
         self._handles[request.id, request.attempt] = handle
         reserved = self.cluster.get(decode.worker)
-        if reserved is None or reserved.story.state is WorkerState.LOST:
-            key = self._key(request, Leg.DECODE)
-            self.cluster.give_back(key)
-            holder = self.cluster.get(prefill.worker)
-            others = self.cluster.routable(request.facts.model, event.at)
-            chosen = self._policies.pick_decode(request.pending(), holder, others) if holder is not None else None
-            if chosen is None:
+        if reserved is None or not reserved.is_open(event.at):
+            other = self._other_decode(request, prefill.worker, event.at)
+            if other is not None:
+                key = self._key(request, Leg.DECODE)
+                self.cluster.give_back(key)
+                self.cluster.take(key, other, kv_tokens=request.prompt_tokens)
+                reserved = other
+            elif reserved is None or reserved.story.state is WorkerState.LOST:
                 self._release(request.id, request.attempt, out)
-                self._retry(request, event.at)
+                self._retry(request, event.at, out)
                 return
-            reserved = self.cluster[chosen]
-            self.cluster.take(key, reserved, kv_tokens=request.prompt_tokens)
         request.decode = reserved.facts
         request.story.move(RequestMove.HAND_OFF)
         handle.story.move(HandleMove.SEND)
         self._send(request, Leg.DECODE, out)
+
+    def _other_decode(self, request: Request, prefill: str, at: float) -> Worker | None:
+        holder = self.cluster.get(prefill)
+        if holder is None:
+            return None
+        workers = self.cluster.routable(request.facts.model, at)
+        chosen = self._policies.pick_decode(request.pending(), holder, workers)
+        return None if chosen is None else self.cluster[chosen]
 
     def _first_token_arrived(self, event: on.FirstTokenArrived, out: list[do.Command]) -> None:
         request = self._current(event.request, event.attempt)
@@ -237,15 +253,18 @@ class Controller:
         request = self._current(event.request, event.attempt)
         if request is None or event.leg not in request.out:
             return
+        self._lose_leg(request, event, out)
+        self._dispatch(event.at, out)
+
+    def _lose_leg(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
         self._blame(request, event, out)
         request.out.remove(event.leg)
-        state = request.story.state
-        if state is RequestState.STREAMING:
-            if event.leg is not Leg.PREFILL:  # the answer to a prefill that ran beside is nobody's loss by now
-                self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
-        else:
+        if request.story.state is not RequestState.STREAMING:
             self._after_failure(request, event, out)
-        self._dispatch(event.at, out)
+        elif event.leg is Leg.PREFILL:  # it ran beside, and the client has its tokens: nobody's loss by now
+            self.cluster.give_back(self._key(request, Leg.PREFILL))
+        else:
+            self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
 
     def _blame(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
         """What the failure says of the worker. A 4xx says nothing of it."""
@@ -254,13 +273,14 @@ class Controller:
         if worker is None or facts is None or worker.facts.incarnation != facts.incarnation:
             return
         if event.failure is Failure.BUSY:
-            pause_s = event.retry_after_s if event.retry_after_s is not None else self._rules.pause_s
-            worker.paused_until = event.at + min(pause_s, self._rules.max_pause_s)
+            asked_s = event.retry_after_s if event.retry_after_s is not None else 0.0
+            pause_s = min(max(self._rules.pause_s, asked_s), self._rules.max_pause_s)
+            worker.paused_until = max(worker.paused_until, event.at + pause_s)
             self._alarm(worker.paused_until)
         elif event.failure in _CONNECTION_LOST:
-            self.cluster.lose(worker)
+            worker.lose()
             out.append(do.ProbeWorker(worker=facts.worker))
-        if event.failure in _STRIKES:
+        if event.failure not in (Failure.BUSY, Failure.REJECTED):
             request.avoid |= {facts.worker}
 
     def _after_failure(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
@@ -272,20 +292,18 @@ class Controller:
             out.append(do.RelayFailure(request=request.id))
             return
         request.strikes += event.failure in _STRIKES
-        if event.at >= request.expires:
-            self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
-        elif request.strikes >= self._rules.max_attempts:
+        if request.strikes >= self._rules.max_attempts and event.at < request.expires:
             if event.status is not None and event.failure is Failure.ERROR:
                 self._end(request, RequestMove.FAIL, out)
                 out.append(do.RelayFailure(request=request.id))
             elif event.failure is Failure.TIMED_OUT:
                 self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
             elif event.failure in (Failure.NO_HANDLE, Failure.HANDLE_REFUSED):
-                self._fail(request, 503, Reason.HANDOFF_FAILED, out)
+                self._fail(request, 503, Reason.HANDOFF_FAILED, out, retry_after_s=1)
             else:
                 self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
         else:
-            self._retry(request, event.at, waits_anew=event.failure in _STRIKES)
+            self._retry(request, event.at, out, waits_anew=event.failure in _STRIKES)
 
     def _client_left(self, event: on.ClientLeft, out: list[do.Command]) -> None:
         request = self._requests.get(event.request)
@@ -301,30 +319,34 @@ class Controller:
     def _worker_joined(self, event: on.WorkerJoined, out: list[do.Command]) -> None:
         facts = event.facts
         worker = self.cluster.get(facts.worker)
+        served = [model for model in facts.models if self.cluster.has_ready(model)]
+        if worker is None or worker.facts.incarnation != facts.incarnation:
+            self._lose_older_engines(facts, event.at, out)
         if worker is None:
             self.cluster.join(facts)
         else:
-            if worker.facts.incarnation != facts.incarnation:
-                self._lose_incarnation(worker, event.at, out)
-                worker.paused_until = 0.0
-            if worker.facts.role is not facts.role:
-                worker.role = facts.role
-            worker.facts = facts
-            if worker.story.state is WorkerState.LOST:
-                worker.story.move(WorkerMove.RETURN)
+            worker.learn(facts)
+        for model in facts.models:
+            if model not in served:
+                self._wait_anew(model, event.at)
         self._dispatch(event.at, out)
 
-    def _lose_incarnation(self, worker: Worker, at: float, out: list[do.Command]) -> None:
-        """Another engine answers at this address: whatever the old one was doing or holding is gone."""
-        self.cluster.lose(worker)
-        for name, attempt, leg in list(worker.legs):
-            request = self._current(name, attempt)
-            if request is not None and leg in request.out:
-                out.append(do.CancelLeg(request=name, attempt=attempt, leg=leg))
-                failed = on.LegFailed(at=at, request=name, attempt=attempt, leg=leg, failure=Failure.BROKEN)
-                self._leg_failed(failed, out)
+    def _lose_older_engines(self, facts: WorkerFacts, at: float, out: list[do.Command]) -> None:
+        """Another engine answers at this address: whatever an older one was doing or holding is gone."""
+
+        def is_older(other: WorkerFacts | None) -> bool:
+            return other is not None and other.worker == facts.worker and other.incarnation != facts.incarnation
+
+        for request in list(self._requests.values()):
+            for leg in request.out:
+                if is_older(request.prefill if leg is Leg.PREFILL else request.decode):
+                    out.append(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg))
+                    failure = Failure.ERROR  # not BROKEN: the worker was found well, and needs no probe
+                    failed = on.LegFailed(at=at, request=request.id, attempt=request.attempt, leg=leg, failure=failure)
+                    self._lose_leg(request, failed, out)
+                    break  # the other leg went with it
         for key, handle in list(self._handles.items()):
-            if handle.worker.worker == worker.facts.worker and handle.worker.incarnation == worker.facts.incarnation:
+            if is_older(handle.worker):
                 handle.story.move(HandleMove.EXPIRE)
                 del self._handles[key]
 
@@ -332,16 +354,19 @@ class Controller:
         """Nothing new goes there. What runs there is not touched: its own connections tell how it ends."""
         worker = self.cluster.get(event.worker)
         if worker is not None:
-            self.cluster.lose(worker)
+            worker.lose()
+            self._dispatch(event.at, out)  # who waited for it may go another way
 
     def _worker_removed(self, event: on.WorkerRemoved, out: list[do.Command]) -> None:
         if self.cluster.get(event.worker) is not None:
             self.cluster.remove(event.worker)
+            self._dispatch(event.at, out)
 
     def _drain_asked(self, event: on.DrainAsked, out: list[do.Command]) -> None:
         worker = self.cluster.get(event.worker)
-        if worker is not None and worker.story.can(WorkerMove.DRAIN):
-            worker.story.move(WorkerMove.DRAIN)
+        if worker is not None:
+            worker.drain()
+            self._dispatch(event.at, out)
 
     def _role_asked(self, event: on.RoleAsked, out: list[do.Command]) -> None:
         worker = self.cluster.get(event.worker)
@@ -363,6 +388,9 @@ class Controller:
                 request = self._requests[name]
                 if request.deadline > event.at:
                     self._alarm(request.deadline)
+                    continue
+                if request.expires <= event.at:
+                    self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
                     continue
                 queue.remove(name)
                 self._refuse(request, Why.QUEUE_TIMEOUT if self.cluster.has_ready(model) else Why.NO_WORKER, out)
@@ -437,8 +465,12 @@ class Controller:
             if self.cluster.holds(key):
                 self.cluster.give_back(key)
 
-    def _retry(self, request: Request, at: float, *, waits_anew: bool = True) -> None:
-        """Back to the head of the queue. A worker that was busy or away cost no time worth a new wait."""
+    def _retry(self, request: Request, at: float, out: list[do.Command], *, waits_anew: bool = True) -> None:
+        """Back to the head of the queue, if the request has time left. A worker that was busy or away cost no time worth a
+        new wait."""
+        if at >= request.expires:
+            self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
+            return
         self._give_back(request)
         request.story.move(RequestMove.RETRY)
         model = request.facts.model
@@ -464,9 +496,11 @@ class Controller:
         out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
         out.append(do.FailRequest(request=request.id, status=status, reason=reason, retry_after_s=retry_after_s))
 
-    def _fail(self, request: Request, status: int, reason: Reason, out: list[do.Command]) -> None:
+    def _fail(
+        self, request: Request, status: int, reason: Reason, out: list[do.Command], *, retry_after_s: int | None = None
+    ) -> None:
         self._end(request, RequestMove.FAIL, out)
-        out.append(do.FailRequest(request=request.id, status=status, reason=reason))
+        out.append(do.FailRequest(request=request.id, status=status, reason=reason, retry_after_s=retry_after_s))
 
     def _learn_length(self, request: Request, prompt_tokens: int) -> None:
         if prompt_tokens > 0:

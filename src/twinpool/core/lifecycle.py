@@ -79,7 +79,7 @@ ENDS = frozenset({_R.FINISHED, _R.REFUSED, _R.FAILED, _R.LEFT})
 
 
 class HandleState(StrEnum):
-    HELD = "held"  # P keeps the KV, D was not told yet
+    HELD = "held"  # P keeps the KV, D was not told yet; within one event
     SENT = "sent"  # D was told; whether it has read is not known
     RELEASING = "releasing"
     ORPHANED = "orphaned"  # nobody will read it: its lease must end it
@@ -108,7 +108,6 @@ HANDLE_TABLE: Mapping[tuple[HandleState, HandleMove], HandleState] = {
     (_H.RELEASING, _HM.LOSE): _H.ORPHANED,
     (_H.ORPHANED, _HM.EXPIRE): _H.EXPIRED,
     # the worker restarted: its memory is gone, and the handle with it
-    (_H.HELD, _HM.EXPIRE): _H.EXPIRED,
     (_H.SENT, _HM.EXPIRE): _H.EXPIRED,
     (_H.RELEASING, _HM.EXPIRE): _H.EXPIRED,
 }
