@@ -63,6 +63,7 @@ class Engine:
             raise UserError("the embedded engine is not installed: pip install 'twinpool[local]'") from None
         path = Path(settings.model_path)
         context = settings.context_tokens or min(read_header(path).context_tokens, MAX_DEFAULT_CONTEXT_TOKENS)
+        self._folder = folder
         self._socket = folder / "engine.sock"
         ubatch = min(settings.batch_tokens, MAX_UBATCH_TOKENS)
         params = xllamacpp.CommonParams()
@@ -90,7 +91,6 @@ class Engine:
             raise UserError(f"llama.cpp could not load {path}: {error}") from None
         self._build = xllamacpp.__version__
         self._reuse = ubatch if settings.batch_tokens % ubatch == 0 else settings.batch_tokens
-        self._slots = settings.slots
         self.facts: EngineFacts
 
     async def open(self) -> None:
@@ -103,9 +103,10 @@ class Engine:
         )
         properties = await self._call("GET", "/props")
         sizes = []
-        for count in _PROBE_TOKENS:
+        for count in _PROBE_TOKENS:  # ids 0 are as good as any
             await self.prefill(0, packed([0] * count), keep=False)
             sizes.append(await self.save(0, "probe.kv"))
+        self._folder.joinpath("probe.kv").unlink()
         per_token = (sizes[1] - sizes[0]) // (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
         self.facts = EngineFacts(
             version=f"xllamacpp {self._build}",

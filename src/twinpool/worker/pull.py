@@ -11,6 +11,7 @@ reader.
 """
 
 import asyncio
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from twinpool.worker.signing import Handle
 
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
 _CHUNK_BYTES = 2**20
-_FILE_MAGIC = b"qsgg"  # llama.cpp's GGML_FILE_MAGIC_GGSQ as it lies on a little-endian disk
-_FILE_HEAD_BYTES = 12  # magic, version, token count
+# A slot saved by the pinned llama.cpp, in little-endian words of 32 bits: magic, version, how many words of tokens come; these
+# are a mark, the version of their packing, how many tokens, the tokens, no media. Then the KV.
+_FILE_HEAD = (0x67677371, 4)
+_PACKED_HEAD = (0xFFFFFFFF, 1)
+_HEAD_WORDS = struct.Struct("<6I")
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -100,12 +104,13 @@ def base_url(host: str, port: int) -> str:
 def tokens_in_file(path: Path) -> bytes:
     """The packed token ids that a saved slot was computed from. Raises `UpstreamError` for any other file."""
     with path.open("rb") as file:
-        head = file.read(_FILE_HEAD_BYTES)
-        if len(head) == _FILE_HEAD_BYTES and head.startswith(_FILE_MAGIC):
-            count = int.from_bytes(head[8:12], "little")
-            tokens = file.read(count * 4)
-            if len(tokens) == count * 4:
-                return tokens
+        head = file.read(_HEAD_WORDS.size)
+        if len(head) == _HEAD_WORDS.size:
+            magic, version, words, mark, packing, count = _HEAD_WORDS.unpack(head)
+            if (magic, version) == _FILE_HEAD and (mark, packing) == _PACKED_HEAD and words == count + 4:
+                tokens = file.read(count * 4)
+                if len(tokens) == count * 4:
+                    return tokens
     raise _failed("handed over what is no saved KV")
 
 
