@@ -1,0 +1,105 @@
+"""Which engines a `serve` is about: some that run already, or some to be started here. Never both: two fleets that cannot hand
+KV to each other would look like one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from twinpool.config import Attached, Config
+from twinpool.core.model import Role
+from twinpool.deploy.plan import Wanted
+from twinpool.errors import UserError
+
+ALL_ROLES = tuple(role.value for role in Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine that the gateway is to attach to. It may only take the roles that it is allowed."""
+
+    id: str
+    url: str
+    role: str
+    allowed_roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the command line says of engines. A number is None when it was not given."""
+
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    colocated: tuple[str, ...] = ()
+    prefill_workers: int | None = None
+    decode_workers: int | None = None
+    colocated_workers: int | None = None
+    model: str | None = None
+    handoff_secret_file: Path | None = None
+
+    def local_options(self) -> list[str]:
+        """The options given that only make sense for engines started here."""
+        names = ("prefill_workers", "decode_workers", "colocated_workers", "model", "handoff_secret_file")
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+
+
+def choose_fleet(config: Config, given: Given) -> tuple[Engine, ...] | Wanted:
+    """Engines to attach to, or numbers of workers to start. Raises `UserError` when asked for both."""
+    flags = [
+        Attached(url, role)
+        for role, urls in (("prefill", given.prefill), ("decode", given.decode), ("colocated", given.colocated))
+        for url in urls
+    ]
+    attached = flags or config.workers
+    if not attached:
+        return _wanted(given)
+    if clash := given.local_options():
+        where = "--prefill, --decode and --colocated attach" if flags else "the workers of the config file mean attaching"
+        raise UserError(f"{where} to engines that run already, {clash[0]} starts some here: give one or the other")
+    return tuple(_engines(attached))
+
+
+def _wanted(given: Given) -> Wanted:
+    """One of each by default; whoever asks for colocated workers and says nothing of the others wants only those."""
+    others = 0 if given.colocated_workers else 1
+    prefill, decode = given.prefill_workers, given.decode_workers
+    if prefill is None and decode is None:
+        prefill = decode = others
+    return Wanted(
+        prefill=1 if prefill is None else prefill,
+        decode=1 if decode is None else decode,
+        colocated=given.colocated_workers or 0,
+    )
+
+
+def _engines(attached: Iterable[Attached]) -> Iterable[Engine]:
+    counts = dict.fromkeys(ALL_ROLES, 0)
+    seen: set[str] = set()
+    for one in attached:
+        for role in (one.role, *one.allowed_roles):
+            if role not in counts:
+                raise UserError(f"{one.url} has the role {role!r}: it can be {', '.join(ALL_ROLES)}")
+        url = engine_url(one.url)
+        if url in seen:
+            raise UserError(f"{url} is given twice: an engine that does both is --colocated, or has allowed_roles in --config")
+        seen.add(url)
+        allowed = one.allowed_roles or (one.role,)
+        if one.role not in allowed:
+            raise UserError(f"{one.url} has the role {one.role} that its allowed_roles leave out")
+        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed)
+        counts[one.role] += 1
+
+
+def engine_url(text: str) -> str:
+    """The engine's root, from what people paste: ``host:port``, a trailing slash, or the ``/v1`` that clients want."""
+    url = text.strip() if "://" in text else f"http://{text.strip()}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise UserError(f"{text!r} is not a URL: write http://host:port") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise UserError(f"{text!r} is not an engine's URL: write http://host:port")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path}"

@@ -1,0 +1,81 @@
+"""The ``twinpool`` command itself: its help, its version, how its errors look.
+
+A person's mistake is one line on standard error that says what to do, and exit code 2: no traceback, no usage text.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import click
+
+from twinpool import __version__
+from twinpool.errors import UserError
+
+# Name and help of each command, in the order of `twinpool -h`. Kept here so that help imports none of them.
+COMMANDS = {
+    "serve": "Serve a model: engines started here, or engines that run already",
+    "worker": "Run one embedded engine, for a gateway on this or another machine",
+    "status": "Show the pools of a running gateway, and its last decisions",
+    "replay": "Feed a recorded journal to a fresh controller and compare",
+}
+
+
+class TwinpoolGroup(click.Group):
+    """Imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"twinpool.cli.{cmd_name}").command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"twinpool.cli.{cmd_name}.command is no command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _mistakes_in_one_line():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _mistakes_in_one_line():
+            return super().invoke(ctx)
+
+
+class MistakeError(click.ClickException):
+    """How a person's mistake ends the program."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"twinpool: {' '.join(self.message.split())}", file=file, err=True)
+
+
+@contextmanager
+def _mistakes_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise MistakeError(str(error)) from error
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "twinpool"
+        raise MistakeError(f"{error.format_message().rstrip('.')} (help: {where} -h)") from error
+
+
+@click.group(
+    cls=TwinpoolGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Begin with `twinpool serve`: a small real model, read by one process and written by another, on this machine.",
+)
+@click.version_option(__version__, prog_name="twinpool", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Serve a language model from two pools of engines: one reads prompts (prefill), the other writes tokens (decode)."""

@@ -1,0 +1,168 @@
+"""Turns what was asked of `serve` into what it runs. All that can be wrong is found here, before anything is started."""
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from twinpool.cli.files import read_api_keys, read_config, read_secret
+from twinpool.cli.fleet import Engine, Given, choose_fleet
+from twinpool.cli.worker import SECRET_VARIABLE, require_engine
+from twinpool.cli.worker_log import Terminal, WorkerLog
+from twinpool.config import Config
+from twinpool.deploy.machine import read_machine
+from twinpool.deploy.plan import Footprint, Plan, Wanted, plan_workers
+from twinpool.errors import UserError
+
+if TYPE_CHECKING:
+    from twinpool.worker.models import ModelFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Given):
+    """The options of `serve`. None was not given, and leaves the configuration's value."""
+
+    config: Path | None = None
+    host: str | None = None
+    port: int | None = None
+    admin_port: int | None = None
+    admin_token_file: Path | None = None
+    api_key_file: Path | None = None
+    slo_ttft_s: float | None = None
+    slo_itl_s: float | None = None
+    expose_route: bool | None = None
+    journal: Path | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Workers to start here, and what that takes."""
+
+    plan: Plan
+    model_path: Path
+    model_name: str
+    secret: str
+    log: WorkerLog | Terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """All that was decided. `fleet`: engines that run already, or workers to start."""
+
+    config: Config
+    api_keys: frozenset[str]
+    admin_token: str | None
+    journal: Path | None
+    fleet: tuple[Engine, ...] | Local
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What would be served from what."""
+
+    url: str
+    admin_url: str
+    model: str | None
+    engines: tuple[Engine, ...]
+    plan: Plan | None
+
+
+def prepare(asked: Asked) -> Service:
+    """May take minutes when the model has to be fetched. Raises `UserError`."""
+    config = configure(asked)
+    fleet = choose_fleet(config, asked)
+    api_keys = read_api_keys(asked.api_key_file)
+    admin_token = read_secret(asked.admin_token_file, "--admin-token-file") if asked.admin_token_file else None
+    if asked.journal and not asked.journal.absolute().parent.is_dir():
+        raise UserError(f"no such folder: {asked.journal.absolute().parent} (for --journal)")
+    _check_port(config.server.host, config.server.port, "--port")
+    _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
+    return Service(
+        config, api_keys, admin_token, asked.journal, _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
+    )
+
+
+def dry_run(asked: Asked) -> DryRun:
+    """Fetches nothing and starts nothing."""
+    config = configure(asked)
+    fleet = choose_fleet(config, asked)
+    server = config.server
+    url, admin_url = f"http://{server.host}:{server.port}", f"http://{server.admin_host}:{server.admin_port}"
+    if not isinstance(fleet, Wanted):
+        return DryRun(url, admin_url, None, fleet, None)
+    name, footprint = _peek(asked.model)
+    return DryRun(url, admin_url, name, (), plan_workers(read_machine(), fleet, footprint))
+
+
+def configure(asked: Asked) -> Config:
+    """The configuration tree with the options laid over it."""
+    config = read_config(asked.config)
+    server = {name: getattr(asked, name) for name in ("host", "port", "admin_port", "expose_route")}
+    objectives = {name: getattr(asked, name) for name in ("slo_ttft_s", "slo_itl_s")}
+    return msgspec.structs.replace(
+        config,
+        server=msgspec.structs.replace(config.server, **_given(server)),
+        objectives=msgspec.structs.replace(config.objectives, **_given(objectives)),
+    )
+
+
+def _given(values: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_port(host: str, port: int, option: str) -> None:
+    """Before a model is fetched and engines start for nothing. The gateway finds out for certain when it binds."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as taken:
+        raise UserError(f"cannot listen on {host}:{port} ({taken.strerror}): choose another with {option}") from None
+
+
+def _local(asked: Asked, config: Config, wanted: Wanted) -> Local:
+    require_engine()
+    model = _fetch_model(asked.model)
+    plan = plan_workers(read_machine(), wanted, _footprint(model.path))
+    secret = read_secret(asked.handoff_secret_file, "--handoff-secret-file") if asked.handoff_secret_file else None
+    # Workers of one `serve` need to know no other: a fresh secret is as good as any.
+    secret = secret or os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
+    return Local(plan, model.path, model.name, secret, _open_log(asked.log, config.server.port))
+
+
+def _fetch_model(spec: str | None) -> "ModelFile":
+    from rich.console import Console
+
+    from twinpool.worker.models import open_progress, resolve_model
+
+    with open_progress(Console(stderr=True)) as progress:
+        return resolve_model(spec, progress)
+
+
+def _footprint(model: Path) -> Footprint:
+    from twinpool.worker.gguf_header import read_header
+
+    header = read_header(model)
+    return Footprint(model.stat().st_size, header.kv_bytes_per_token, header.context_tokens)
+
+
+def _peek(spec: str | None) -> tuple[str, Footprint]:
+    """A model's name and what is known of it without fetching it."""
+    from twinpool.worker.models.catalogue import DEFAULT_MODEL, models_folder
+
+    if spec is None:
+        path = models_folder() / DEFAULT_MODEL.result.name
+        return DEFAULT_MODEL.name, _footprint(path) if path.exists() else Footprint(DEFAULT_MODEL.result.size_bytes)
+    path = Path(spec).expanduser()
+    return spec, _footprint(path) if path.exists() or path.suffix == ".gguf" else Footprint(0)
+
+
+def _open_log(where: str | None, port: int) -> WorkerLog | Terminal:
+    from twinpool.worker.models.catalogue import models_folder
+
+    if where == "-":
+        return Terminal()
+    return WorkerLog(Path(where) if where else models_folder().parent / "logs" / f"serve-{port or os.getpid()}.log")

@@ -1,0 +1,56 @@
+"""``twinpool replay``: the promise *same events, same commands*, tried on a recorded journal."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from twinpool.errors import UserError
+
+if TYPE_CHECKING:
+    from twinpool.assemble import Replay
+
+DIFFERS = 1
+
+
+@click.command(short_help="Check a journal")
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
+@click.pass_context
+def command(ctx: click.Context, journal: Path, as_json: bool) -> None:
+    """Feed the events of JOURNAL (from `serve --journal`) to a fresh controller and compare its commands.
+
+    Exit code 0: every command is the same. 1: one differs, and is shown. 2: this is no journal of this version.
+    """
+    from twinpool.assemble import replay
+
+    try:
+        with journal.open("rb") as lines:
+            outcome = replay(lines)
+    except OSError as problem:
+        raise UserError(f"cannot read the journal {journal}: {problem.strerror}") from None
+    _show(outcome, as_json=as_json)
+    if outcome.difference is not None:
+        ctx.exit(DIFFERS)
+
+
+def _show(outcome: "Replay", *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(outcome)))
+        return
+    if outcome.difference is None:
+        click.echo(f"{outcome.events:,} events replayed: every command is the same.")
+    else:
+        recorded, now = (
+            "\n".join(f"    {msgspec.json.encode(command).decode()}" for command in commands) or "    nothing"
+            for commands in (outcome.difference.expected, outcome.difference.got)
+        )
+        click.echo(
+            f"{outcome.events:,} events replayed: line {outcome.difference.line} differs.\n"
+            f"  recorded:\n{recorded}\n  now:\n{now}"
+        )
+    if outcome.is_cut:
+        click.echo("The journal's last line is cut short: its gateway was ended while it wrote.")

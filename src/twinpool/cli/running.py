@@ -1,0 +1,134 @@
+"""Runs a gateway and, where asked for, its workers, until somebody asks it to stop.
+
+workers spawned ──▶ gateway listens ──▶ each worker attached when it says ready ──▶ first screen
+                                                                                        │ Ctrl-C, SIGTERM
+workers ended   ◀── gateway closed, running answers done ◀──────────────────────────────┘
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from twinpool.cli.fleet import ALL_ROLES
+from twinpool.cli.prepare import Local, Service
+from twinpool.cli.signals import first_of, listen_for_stop
+from twinpool.cli.state import fetch_state
+from twinpool.cli.worker import SECRET_VARIABLE
+from twinpool.core.model import Role
+from twinpool.deploy.local import Ended, Hooks, Supervisor
+from twinpool.deploy.plan import PlannedWorker
+from twinpool.deploy.process import Ready
+
+if TYPE_CHECKING:
+    from twinpool.gateway.app import Gateway
+
+ENGINES_WAIT_S = 10.0  # for engines that run already: one that is down now must not keep the others' screen back
+
+
+def worker_argv(local: Local, lease_s: float, worker: PlannedWorker, exit_with_fd: int) -> list[str]:
+    """The command line of one worker. The secret is not on it: everybody on the machine can read those."""
+    argv = [sys.executable, "-P", "-m", "twinpool", "worker"]
+    argv += ["--model", str(local.model_path), "--model-name", local.model_name, "--port", "0"]
+    argv += ["--slots", str(worker.slots), "--context-tokens", str(worker.context_tokens)]
+    argv += ["--threads", str(worker.threads), "--lease", f"{lease_s:g}", "--exit-with-fd", str(exit_with_fd)]
+    return [*argv, "--cores", ",".join(map(str, worker.cores))] if worker.cores else argv
+
+
+@dataclass(slots=True)
+class Running:
+    """One service while it runs. `say` takes news for the person at the terminal, `show` the state when it is ready."""
+
+    service: Service
+    say: Callable[[str], None]
+    show: Callable[[str, Mapping[str, Any]], None]
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _supervisor: Supervisor | None = None
+    _gateway: "Gateway | None" = None
+    _awaited: set[str] = field(default_factory=set)
+    _all_attached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Returns after an orderly end. Raises `UserError` when a port is taken or a worker cannot be started."""
+        listen_for_stop(self._stop, self._on_stop_asked, self._end_at_once)
+        async with self._workers():
+            self._gateway = self._make_gateway()
+            try:
+                await self._gateway.start()
+                await first_of(self._until_ready(self._gateway), *self._ends())
+                if not self._stop.is_set():
+                    await self._show_state(self._gateway)
+                await first_of(*self._ends())
+            finally:
+                await self._gateway.close()
+
+    def _make_gateway(self) -> "Gateway":
+        from twinpool.gateway.app import Gateway  # only now: the workers load their model meanwhile
+
+        service = self.service
+        return Gateway(service.config, api_keys=service.api_keys, admin_token=service.admin_token, journal=service.journal)
+
+    @asynccontextmanager
+    async def _workers(self) -> AsyncIterator[None]:
+        local = self.service.fleet
+        if not isinstance(local, Local):
+            yield
+            return
+        self._awaited = {worker.id for worker in local.plan.workers}
+        hooks = Hooks(self._on_ready, self._on_end, local.log.write)
+        env = {**os.environ, SECRET_VARIABLE: local.secret}
+        argv = partial(worker_argv, local, self.service.config.routing.lease_s)
+        async with Supervisor(local.plan.workers, argv, hooks, env=env) as self._supervisor:
+            await asyncio.sleep(0)  # one turn of the loop, in which every worker is spawned
+            yield
+
+    def _on_ready(self, worker: PlannedWorker, ready: Ready) -> None:
+        if self._gateway is None:
+            raise RuntimeError("a worker was ready before the gateway was made")
+        self._gateway.attach(worker.id, ready.url, Role(worker.role), tuple(Role(role) for role in ALL_ROLES))
+        self._awaited.discard(worker.id)
+        if not self._awaited:
+            if self._all_attached.is_set():
+                self.say(f"{worker.id} is back")
+            self._all_attached.set()
+
+    def _on_end(self, ended: Ended) -> None:
+        if self._gateway is not None:
+            self._gateway.worker_exited(ended.worker.id)
+        if not self._stop.is_set():
+            self.say(str(ended))
+
+    async def _until_ready(self, gateway: "Gateway") -> None:
+        engines = self.service.fleet
+        if isinstance(engines, Local):
+            await self._all_attached.wait()
+            await gateway.ready()
+            return
+        for engine in engines:
+            gateway.attach(engine.id, engine.url, Role(engine.role), tuple(Role(role) for role in engine.allowed_roles))
+        try:
+            await asyncio.wait_for(gateway.ready(), ENGINES_WAIT_S)
+        except TimeoutError:
+            self.say(f"not every engine is up after {ENGINES_WAIT_S:g} s; serving with those that are")
+
+    async def _show_state(self, gateway: "Gateway") -> None:
+        """As `twinpool status` would see it, over the admin port: what is shown is what was reached."""
+        host = self.service.config.server.admin_host
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104  # not bound
+        admin_url = f"http://{shown}:{gateway.admin_port}"
+        self.show(admin_url, await asyncio.to_thread(fetch_state, admin_url, self.service.admin_token))
+
+    def _ends(self) -> list[Any]:
+        """What ends the service: a signal, or a worker that cannot be started."""
+        return [self._stop.wait(), *([self._supervisor.failed()] if self._supervisor else [])]
+
+    def _on_stop_asked(self) -> None:
+        self.say("stopping: running answers may finish; Ctrl-C again ends at once")
+
+    def _end_at_once(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.kill()

@@ -1,0 +1,182 @@
+"""What people see: the plan, the first screen of `serve`, and the tables of `status`."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from twinpool import __version__
+from twinpool.cli.prepare import DryRun
+
+_STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
+_ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
+
+
+def show_plan(console: Console, planned: DryRun) -> None:
+    console.print(f"Would listen on {planned.url} (admin: {planned.admin_url})", highlight=False)
+    if planned.plan is None:
+        table = _table("Engine", "Role", "URL")
+        for engine in planned.engines:
+            table.add_row(engine.id, _role(engine.role), engine.url)
+        console.print(table, highlight=False)
+        return
+    console.print(f"Would start, with the model {escape(planned.model or '')}:", highlight=False)
+    table = _table("Worker", "Role", "Cores", "Slots", "Context")
+    for worker in planned.plan.workers:
+        cores = core_list(worker.cores) if worker.cores else f"any {worker.threads}"
+        table.add_row(worker.id, _role(worker.role), cores, str(worker.slots), f"{worker.context_tokens:,} tokens")
+    console.print(table, highlight=False)
+    if planned.plan.gateway_cores:
+        console.print(f"Left to the gateway: core {core_list(planned.plan.gateway_cores)}", highlight=False)
+    if planned.plan.worker_bytes is not None:
+        console.print(f"Memory: {planned.plan.worker_bytes / 1e9:.1f} GB a worker", highlight=False)
+    for note in planned.plan.notes:
+        console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
+
+
+def show_first_screen(
+    console: Console,
+    state: Mapping[str, Any],
+    *,
+    ready_s: float,
+    admin_url: str,
+    cores: Mapping[str, str],
+    notes: tuple[str, ...],
+    log: Path | None,
+    needs_key: bool,
+) -> None:
+    """`cores` tells where the workers that were started here are bound to, by id."""
+    gateway, workers = state["gateway"], _by_role(state["workers"])
+    model = (gateway["models"] or ["(none yet)"])[0]
+    waits = [worker for worker in workers if worker["state"] != "ready"]
+    console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {ready_s:.1f} s\n", highlight=False)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("  API", f"{gateway['url']}/v1")
+    facts.add_row("  Model", escape(", ".join(gateway["models"]) or model))
+    status = "twinpool status" if admin_url.endswith(":8001") else f"twinpool status {admin_url}"
+    facts.add_row("  Admin", f"{admin_url}   [dim]({status})[/]")
+    if log is not None:
+        facts.add_row("  Log", escape(_short(log)))
+    console.print(facts, highlight=False)
+    table = _table("Worker", "Role", "Cores" if cores else "Engine", "URL")
+    for worker in workers:
+        third = cores.get(worker["id"], "") if cores else worker["engine"] or "-"
+        table.add_row(worker["id"], _role(worker["role"]), third, worker["url"])
+    console.print()
+    console.print(table, highlight=False)
+    for worker in waits:
+        notes = (*notes, f"{worker['id']} is not up: {worker['reason']}")
+    for note in notes:
+        console.print(f"  [yellow]Note:[/] {escape(note)}", highlight=False)
+    console.print("\n  [bold]Try it:[/]\n")
+    console.print(curl(gateway["url"], model, needs_key=needs_key), soft_wrap=True, markup=False, highlight=False)
+    console.print("\n  [dim]Ctrl-C lets running answers finish, then stops everything.[/]\n")
+
+
+def curl(url: str, model: str, *, needs_key: bool) -> str:
+    """A command that works when pasted into a shell, in lines that fit a terminal."""
+    body = f'{{"model": "{model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    key = ' -H "Authorization: Bearer $TWINPOOL_API_KEY"' if needs_key else ""
+    return f"curl {url}/v1/chat/completions{key} \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}"
+
+
+def show_status(console: Console, state: Mapping[str, Any]) -> None:
+    gateway, requests = state["gateway"], state["requests"]
+    mood = "[yellow]draining[/]" if gateway["draining"] else "[green]serving[/]"
+    models = escape(", ".join(gateway["models"]) or "no model")
+    console.print(
+        f"[bold]{gateway['url']}[/]  {mood} {models}  [dim]Twinpool {state['version']}, up {_age(state['uptime_s'])}[/]",
+        highlight=False,
+    )
+    handles = ", ".join(f"{count} {name}" for name, count in state["handles"].items() if count) or "none"
+    console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.", highlight=False)
+    if engines := sorted({worker["engine"] for worker in state["workers"] if worker["engine"]}):
+        console.print(f"Engine: {escape(', '.join(engines))}.", highlight=False)
+    console.print(_pools(state["workers"]), highlight=False)
+    if state["decisions"]:
+        console.print(_decisions(state["decisions"]), highlight=False)
+    else:
+        console.print("No decision yet: send a request.")
+
+
+def _pools(workers: list[dict[str, Any]]) -> Table:
+    table = _table("Worker", "Role", "State", "Busy", "Prefill", "KV", "URL")
+    for worker in _by_role(workers):
+        state = worker["state"]
+        shown = f"[{_STATE_STYLE.get(state, 'white')}]{state}[/]"
+        if worker["reason"]:
+            shown += f" [dim]{escape(worker['reason'])}[/]"
+        room = f"{worker['sequences']} of {worker['slots']}" if worker["slots"] else str(worker["sequences"])
+        table.add_row(
+            escape(worker["id"]),
+            _role(worker["role"]),
+            shown,
+            room,
+            _tokens(worker["prefill_tokens"]),
+            _tokens(worker["kv_tokens"]),
+            worker["url"],
+        )
+    return table
+
+
+def _by_role(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    order = list(_ROLE_STYLE)
+    return sorted(workers, key=lambda worker: (order.index(worker["role"]), worker["id"]))
+
+
+def _decisions(decisions: list[dict[str, Any]]) -> Table:
+    table = _table("Last decisions", "Choice", "Why", "Prefill", "Decode")
+    for decision in reversed(decisions):
+        table.add_row(
+            f"{_age(decision['age_s'])} ago",
+            decision["choice"],
+            decision["why"].replace("_", " "),
+            decision["prefill"] or "-",
+            decision["decode"] or "-",
+        )
+    return table
+
+
+def core_list(cores: tuple[int, ...]) -> str:
+    """``0-3,8`` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns, box=box.SIMPLE, header_style="bold", pad_edge=False)
+    for name, column in zip(columns, table.columns, strict=True):
+        if name == "URL" or column is table.columns[0]:
+            column.no_wrap = True
+            column.overflow = "fold"
+    return table
+
+
+def _role(role: str) -> str:
+    return f"[{_ROLE_STYLE.get(role, 'white')}]{role}[/]"
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} tokens" if count else "-"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds) // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _short(path: Path) -> str:
+    """With ~ for the home folder."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
