@@ -34,6 +34,8 @@ from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 _MAX_WIRE_ID = 128
+_PASSED_HEADERS = frozenset({b"traceparent", b"tracestate"})
+"""All that engines get of a client's headers: no credential, nothing that could steer one."""
 
 
 class Gateway:
@@ -172,7 +174,8 @@ class Gateway:
                 raise UnavailableError("no worker has joined yet; try again later", retry_after_s=2)
             raise NotFoundError(f"the model {call.facts.model!r} does not exist here", Reason.MODEL_NOT_FOUND, param="model")
         name = f"req-{secrets.token_hex(8)}"
-        await self._driver.serve(ClientRequest(name, wire_id, call, responder, request.arrived_at))
+        passed = [(key, value) for key, value in request.headers if key in _PASSED_HEADERS]
+        await self._driver.serve(ClientRequest(name, wire_id, call, responder, request.arrived_at, passed))
 
     def _authenticate(self, request: Request) -> None:
         if not self._key_digests:

@@ -22,6 +22,7 @@ class ClientRequest:
     """
 
     __slots__ = (
+        "_passed_headers",
         "arrived",
         "attempt",
         "call",
@@ -34,7 +35,6 @@ class ClientRequest:
         "handoff",
         "id",
         "legs",
-        "passed_headers",
         "path",
         "prefill",
         "prefilled",
@@ -45,7 +45,15 @@ class ClientRequest:
         "wire_id",
     )
 
-    def __init__(self, request: str, wire_id: bytes, call: Call, responder: Responder, arrived: float) -> None:
+    def __init__(
+        self,
+        request: str,
+        wire_id: bytes,
+        call: Call,
+        responder: Responder,
+        arrived: float,
+        passed_headers: Headers,
+    ) -> None:
         self.id = request
         self.wire_id = wire_id  # what the client calls it
         self.call = call
@@ -54,7 +62,7 @@ class ClientRequest:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.legs: dict[Leg, asyncio.Task[None]] = {}
         self.handles: dict[int, msgspec.Raw] = {}
-        self.passed_headers: Headers = []  # of the client's, for the engines
+        self._passed_headers = passed_headers
         self.error: EngineError | None = None
         self.gaps: Gaps | None = None
         self.stream_has_error = False
@@ -81,6 +89,11 @@ class ClientRequest:
             handoff_s=self.handoff.seconds,
             ended=ended,
         )
+
+    def leg_headers(self, leg: Leg) -> Headers:
+        """For an engine. The id is new with each leg, so that no engine ever takes two for one."""
+        leg_id = f"{self.id}-{self.attempt}-{leg}".encode()
+        return [(b"content-type", b"application/json"), (b"x-request-id", leg_id), *self._passed_headers]
 
     def answer_headers(self, *, with_route: bool) -> Headers:
         """Ours, for the client's answer."""

@@ -20,8 +20,6 @@ from twinpool.handoff import nixl
 from twinpool.handoff.body import put_together
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
 
-_JSON = (b"content-type", b"application/json")
-
 
 class Legs:
     """Runs legs over a pool of connections and tells `feed` what becomes of them."""
@@ -78,7 +76,7 @@ class Legs:
                 worker,
                 "POST",
                 path,
-                [_JSON, *request.passed_headers],
+                request.leg_headers(Leg.PREFILL),
                 body,
                 timeout_s=self._timeouts.connect_s + self._timeouts.prefill_s,
                 deadlines=Deadlines(self._timeouts.connect_s, self._timeouts.prefill_s, self._timeouts.idle_s),
@@ -111,7 +109,7 @@ class Legs:
 
     async def _answer(self, request: ClientRequest, attempt: int, leg: Leg, worker: Origin, body: bytes) -> None:
         answer = self._streamed(request, attempt) if request.call.facts.stream else WholeAnswer()
-        headers = [_JSON, *request.passed_headers]
+        headers = request.leg_headers(leg)
         path = PATHS[request.call.endpoint]
         try:
             exchange = await self._pool.request(worker, "POST", path, headers, body, answer, self._deadlines)
