@@ -42,7 +42,7 @@ class Worker:
 
     __slots__ = (
         "facts",
-        "told_to_drain",
+        "is_told_to_drain",
         "kv_tokens",
         "legs",
         "paused_until",
@@ -56,7 +56,7 @@ class Worker:
         self.facts = facts
         self.role = facts.role
         self.story = Story(f"worker {facts.worker}", WORKER_TABLE, WorkerState.READY)
-        self.told_to_drain = False  # outlasts a loss of the worker, not a restart
+        self.is_told_to_drain = False  # outlasts a loss of the worker, not a restart
         self.paused_until = 0.0
         self.legs: dict[LegKey, None] = {}  # in the order they were given: a set would have none
         self.prefill_tokens = 0
@@ -72,13 +72,13 @@ class Worker:
         if facts.incarnation != self.facts.incarnation:
             self.lose()
             self.paused_until = 0.0
-            self.told_to_drain = False
+            self.is_told_to_drain = False
         if facts.role is not self.facts.role:
             self.role = facts.role
         self.facts = facts
         if self.story.state is WorkerState.LOST:
             self.story.move(WorkerMove.RETURN)
-            if self.told_to_drain:
+            if self.is_told_to_drain:
                 self.story.move(WorkerMove.DRAIN)
 
     def lose(self) -> None:
@@ -86,7 +86,7 @@ class Worker:
             self.story.move(WorkerMove.LOSE)
 
     def drain(self) -> None:
-        self.told_to_drain = True
+        self.is_told_to_drain = True
         if self.story.can(WorkerMove.DRAIN):
             self.story.move(WorkerMove.DRAIN)
 
