@@ -1,8 +1,15 @@
 """The one place where policies meet the core. The gateway, the simulator and a replay all build their controller here."""
 
+from collections.abc import Iterable
+
+import msgspec
+
 from twinpool.config import Routing
+from twinpool.core.commands import Command
 from twinpool.core.controller import Controller
+from twinpool.core.journal import Cut, decode_header, decode_steps
 from twinpool.core.policies import Policies
+from twinpool.errors import UserError
 from twinpool.policy.admission import bounded_queue
 from twinpool.policy.estimates import PromptLengths
 from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
@@ -17,3 +24,40 @@ def build_controller(rules: Routing) -> Controller:
         prompt_lengths=PromptLengths(),
     )
     return Controller(policies, rules)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where a replay left the journal: what line `line` says was commanded, and what was now."""
+
+    line: int
+    expected: tuple[Command, ...]
+    got: tuple[Command, ...]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """What came of a replay: the events fed, the first difference, and whether the journal's last line is cut short."""
+
+    events: int
+    difference: Difference | None = None
+    is_cut: bool = False
+
+
+def replay(lines: Iterable[bytes]) -> Replay:
+    """Feed a journal's events to a fresh controller, up to the first command that differs.
+
+    The lines come with their ends, as a file gives them. Raises `UserError` for what is not a journal of this version.
+    """
+    rest = iter(lines)
+    header = next(rest, None)
+    if header is None:
+        raise UserError("the journal is empty")
+    controller = build_controller(decode_header(header).rules)
+    events = 0
+    for line, step in decode_steps(rest):
+        if isinstance(step, Cut):
+            return Replay(events, is_cut=True)
+        events += 1
+        got = tuple(controller.handle(step.event))
+        if got != step.commands:
+            return Replay(events, Difference(line, step.commands, got))
+    return Replay(events)
