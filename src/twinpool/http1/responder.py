@@ -46,17 +46,18 @@ class Responder:
         "_is_http10",
         "_left_bytes",
         "_owner",
-        "_transport",
         "is_over",
         "is_paused",
         "on_pause",
         "on_resume",
         "started",
+        "transport",
     )
 
     def __init__(self, owner: AnswerOwner, transport: asyncio.Transport, *, is_head: bool, is_http10: bool) -> None:
         self._owner = owner
-        self._transport = transport
+        self.transport = transport
+        """For fakes that must misbehave below HTTP."""
         self._is_head = is_head
         self._is_http10 = is_http10
         self._framing: _Framing | None = None
@@ -87,13 +88,13 @@ class Responder:
             header += b"connection: close\r\n"
         elif self._is_http10:
             header += b"connection: keep-alive\r\n"
-        self._transport.write(b"%b%b%b%b\r\n" % (status_line(status), lines, self._owner.date(), header))
+        self.transport.write(b"%b%b%b%b\r\n" % (status_line(status), lines, self._owner.date(), header))
 
     def write(self, data: bytes) -> None:
         """One piece of the body, as one chunk."""
         if self._chunked:
             if data:  # an empty chunk would end the body
-                self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+                self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
             return
         if self.is_over or not data:
             return
@@ -106,7 +107,7 @@ class Responder:
             if self._left_bytes < 0:
                 self.abort()
                 raise RuntimeError("the body is longer than the length it was announced with")
-        self._transport.write(data)
+        self.transport.write(data)
 
     def finish(self) -> None:
         """The body is complete. A body shorter than its length is cut, not finished."""
@@ -118,7 +119,7 @@ class Responder:
             self.abort()
             return
         if self._chunked:
-            self._transport.write(LAST_CHUNK)
+            self.transport.write(LAST_CHUNK)
         self._end(reusable=self._framing is not _Framing.UNTIL_CLOSE)
 
     def send(self, status: int, headers: Headers, body: bytes) -> None:
@@ -140,7 +141,7 @@ class Responder:
         if self.is_over:
             return
         if self._framing is _Framing.UNTIL_CLOSE:
-            reset(self._transport)
+            reset(self.transport)
         self._end(reusable=False)
 
     def lose(self) -> None:
