@@ -76,6 +76,7 @@ def parse(endpoint: Endpoint, raw: bytes, served_model: str) -> Asked:
         raise BadRequestError("a handoff is for one prompt", Reason.UNSUPPORTED, param="prompt")
     for name, low, high in _RANGES:
         _check_number(body, name, low, high)
+    _check_stop(body.get("stop"))
     stream = _flag(body, "stream")
     return Asked(
         endpoint=endpoint,
@@ -168,6 +169,13 @@ def _transfer(body: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
     if gives not in (None, True, False) or takes not in (None, True, False) or (gives and takes):
         raise _wrong(f"'{name}' must set one of do_remote_decode and do_remote_prefill to true", name)
     return bool(gives), params if takes else None
+
+
+def _check_stop(stop: Any) -> None:
+    if stop is None or isinstance(stop, str):
+        return
+    if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
+        raise _wrong("'stop' must be text or a list of texts", "stop")  # llama.cpp would take no notice of it
 
 
 def _max_tokens(body: dict[str, Any], endpoint: Endpoint) -> int | None:

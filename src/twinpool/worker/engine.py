@@ -123,7 +123,10 @@ class Engine:
 
     async def chat_prompt(self, body: dict[str, Any]) -> str:
         """The text that the model's chat template makes of a chat body. Raises `BadRequestError` where it refuses."""
-        answer = await self._call("POST", "/apply-template", body)
+        try:
+            answer = await self._call("POST", "/apply-template", body)
+        except UpstreamError as error:  # it only computes text: what it cannot do is the client's to change (an image, say)
+            raise BadRequestError(error.message, param="messages") from None
         return str(answer["prompt"])
 
     async def tokenize(self, text: str) -> bytes:

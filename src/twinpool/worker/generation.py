@@ -377,6 +377,9 @@ class Generator:
                 raise BadRequestError("the KV handed over is another prompt's", param="kv_transfer_params")
             slot = await ticket.slot(self.settings.queue_timeout_s)
             await self._restore(ticket, slot, prompt, pulled.file_name)
+            slot.prompt = (
+                b""  # never reused: the colocated run that proves a handoff right must not start from that handoff's KV
+            )
             kept = keep
         finally:
             if not kept:

@@ -13,14 +13,17 @@ to be cached (see `generation`).
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from twinpool.errors import OverloadedError, UnavailableError
+from twinpool.errors import OverloadedError, UnavailableError, UpstreamError
 from twinpool.worker.engine import TOKEN_BYTES
+
+_log = logging.getLogger(__name__)
 
 
 class Slot:
@@ -112,6 +115,8 @@ class SlotPool:
         slot.prompt = b""
         try:
             await self._settle(slot.number)
+        except UpstreamError as error:  # the next request on this slot will say so too
+            _log.error("slot %d: %s", slot.number, error)
         finally:
             self._put_back(slot)
 
