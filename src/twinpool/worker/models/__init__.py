@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from twinpool.errors import UserError
 from twinpool.worker.models.catalogue import DEFAULT_MODEL, ModelFile
@@ -42,12 +42,27 @@ def open_progress(console: "Console | None" = None) -> "Progress":
         BarColumn,
         DownloadColumn,
         Progress,
+        TaskID,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    return Progress(
+    class Bars(Progress):
+        """Draws nothing before there is a bar: off a terminal even an empty `Progress` ends with a line."""
+
+        def __enter__(self) -> Self:
+            return self
+
+        def add_task(self, *args: Any, **fields: Any) -> TaskID:
+            self.start()
+            return super().add_task(*args, **fields)
+
+        def stop(self) -> None:
+            if self.live.is_started:
+                super().stop()
+
+    return Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
