@@ -60,14 +60,11 @@ def choose_fleet(config: Config, given: Given) -> tuple[Engine, ...] | Wanted:
 
 
 def _wanted(given: Given) -> Wanted:
-    """One of each by default; whoever asks for colocated workers and says nothing of the others wants only those."""
-    others = 0 if given.colocated_workers else 1
-    prefill, decode = given.prefill_workers, given.decode_workers
-    if prefill is None and decode is None:
-        prefill = decode = others
+    """One of each by default; whoever asks for colocated workers wants of the others only what was asked for."""
+    default = 0 if given.colocated_workers else 1
     return Wanted(
-        prefill=1 if prefill is None else prefill,
-        decode=1 if decode is None else decode,
+        prefill=default if given.prefill_workers is None else given.prefill_workers,
+        decode=default if given.decode_workers is None else given.decode_workers,
         colocated=given.colocated_workers or 0,
     )
 
@@ -98,8 +95,9 @@ def engine_url(text: str) -> str:
         port = parts.port
     except ValueError:
         raise UserError(f"{text!r} is not a URL: write http://host:port") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-        raise UserError(f"{text!r} is not an engine's URL: write http://host:port")
     path = parts.path.rstrip("/").removesuffix("/v1")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{path}"
+    name = parts.hostname or ""
+    if parts.scheme not in ("http", "https") or not name or set(name) & set(" \t,") or path or parts.query or parts.username:
+        raise UserError(f"{text!r} is not an engine's URL: write http://host:port")
+    host = f"[{name}]" if ":" in name else name
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}"

@@ -134,11 +134,9 @@ def _local(asked: Asked, config: Config, wanted: Wanted) -> Local:
 
 
 def _fetch_model(spec: str | None) -> "ModelFile":
-    from rich.console import Console
-
     from twinpool.worker.models import open_progress, resolve_model
 
-    with open_progress(Console(stderr=True)) as progress:
+    with open_progress() as progress:
         return resolve_model(spec, progress)
 
 

@@ -76,8 +76,6 @@ def command(model: str | None, model_name: str | None, handoff_secret_file: Path
       gateway:  twinpool serve --prefill http://A:8100 --decode http://B:8100
     """
     require_engine()
-    from rich.console import Console
-
     from twinpool.worker.app import run
     from twinpool.worker.models import open_progress, resolve_model
     from twinpool.worker.settings import WorkerSettings
@@ -86,7 +84,7 @@ def command(model: str | None, model_name: str | None, handoff_secret_file: Path
         secret: str | None = read_secret(handoff_secret_file, "--handoff-secret-file")
     else:
         secret = os.environ.get(SECRET_VARIABLE)
-    with open_progress(Console(stderr=True)) as progress:
+    with open_progress() as progress:
         file = resolve_model(model, progress)
     given = {name: value for name, value in settings.items() if value is not None}
     known = {"model_path": str(file.path), "model_name": model_name or file.name, "handoff_secret": secret}

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -33,6 +34,8 @@ class WorkerLog:
                 self._file.close()
                 self._file = self._begin()
         except OSError as problem:
+            with suppress(OSError):
+                self._file.close()
             self._file = None
             print(f"twinpool: the log {self.path} ends here, the service goes on: {problem.strerror}", file=sys.stderr)  # noqa: T201
 

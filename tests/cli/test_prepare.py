@@ -1,0 +1,70 @@
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from twinpool.cli.group import cli
+from twinpool.cli.prepare import Asked, configure, dry_run, prepare
+from twinpool.config import Config
+from twinpool.errors import UserError
+
+FREE = {"port": 0, "admin_port": 0}
+
+
+def test_options_win_over_the_file_and_the_rest_of_it_stays(tmp_path: Path) -> None:
+    path = tmp_path / "twinpool.toml"
+    path.write_text("[server]\nport = 1\nadmin_port = 2\nexpose_route = true\n[objectives]\nslo_itl_s = 0.1\n")
+    config = configure(Asked(config=path, port=3, slo_ttft_s=2.0))
+    assert (config.server.port, config.server.admin_port, config.server.expose_route) == (3, 2, True)
+    assert (config.objectives.slo_ttft_s, config.objectives.slo_itl_s) == (2.0, 0.1)
+    assert configure(Asked()) == Config()
+
+
+@pytest.mark.parametrize("option", ["port", "admin_port"])
+def test_a_port_in_use_is_told_before_anything_is_started(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"cannot listen on 127\.0\.0\.1:{port} .*choose another with --{option[:5]}"):
+            prepare(Asked(**{**FREE, option: port}))
+
+
+def test_a_journal_needs_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such folder: .*absent"):
+        prepare(Asked(**FREE, journal=tmp_path / "absent" / "journal"))
+
+
+def test_attaching_needs_neither_model_nor_engine() -> None:
+    service = prepare(Asked(**FREE, prefill=("a:1",), decode=("b:1",)))
+    assert isinstance(service.fleet, tuple)
+    assert [engine.id for engine in service.fleet] == ["prefill-0", "decode-0"]
+
+
+def test_a_dry_run_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWINPOOL_CACHE", str(tmp_path))
+    planned = dry_run(Asked())
+    assert planned.model == "SmolLM2-135M-Instruct"
+    assert planned.plan is not None
+    assert [worker.role for worker in planned.plan.workers] == ["prefill", "decode"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_in_json_is_one_object_and_in_text_names_the_cores() -> None:
+    args = ["serve", "--dry-run", "--colocated-workers", "1"]
+    result = CliRunner().invoke(cli, [*args, "--json"])
+    assert [worker["id"] for worker in json.loads(result.stdout)["plan"]["workers"]] == ["colocated-0"]
+    assert result.stderr == ""
+    assert "colocated-0" in CliRunner().invoke(cli, args).stdout
+
+
+def test_urls_may_follow_one_option() -> None:
+    result = CliRunner().invoke(
+        cli, ["serve", "--dry-run", "--json", "--prefill", "a:1", "b:1", "--decode", "c:1", "--port", "1"]
+    )
+    engines = json.loads(result.stdout)["engines"]
+    assert [(engine["id"], engine["url"]) for engine in engines] == [
+        ("prefill-0", "http://a:1"),
+        ("prefill-1", "http://b:1"),
+        ("decode-0", "http://c:1"),
+    ]

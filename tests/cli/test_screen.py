@@ -1,0 +1,112 @@
+import json
+import shlex
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from twinpool.cli.screen import core_list, curl, show_first_screen, show_status
+
+
+def worker(name: str, **other: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "url": "http://127.0.0.1:41234",
+        "role": name.split("-")[0],
+        "state": "ready",
+        "reason": None,
+        "engine": "llama.cpp 1",
+        "slots": 4,
+        "sequences": 0,
+        "prefill_tokens": 0,
+        "kv_tokens": 0,
+    } | other
+
+
+def state(*workers: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {
+        "version": "1.2",
+        "uptime_s": 7300.0,
+        "gateway": {"url": "http://127.0.0.1:8000", "models": ["m"], "draining": False},
+        "workers": list(workers),
+        "requests": {"live": 3, "waiting": 1},
+        "handles": {"held": 2, "spent": 0},
+        "decisions": [],
+    } | other
+
+
+def shown(of: dict[str, Any]) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    show_status(console, of)
+    return console.export_text()
+
+
+def test_the_curl_can_be_pasted() -> None:
+    words = shlex.split(curl("http://127.0.0.1:8000", "it's a model", needs_key=False).replace("\\\n", " "))
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's a model"
+
+
+def test_the_curl_carries_the_key_where_one_is_needed() -> None:
+    assert '"Authorization: Bearer $TWINPOOL_API_KEY"' in curl("http://x", "m", needs_key=True)
+
+
+@pytest.mark.parametrize(("cores", "text"), [((3,), "3"), ((0, 1, 2), "0-2"), ((4, 0, 1), "0-1,4"), ((), "")])
+def test_core_lists(cores: tuple[int, ...], text: str) -> None:
+    assert core_list(cores) == text
+
+
+def test_status_shows_what_one_looks_for() -> None:
+    decision = {
+        "age_s": 2.0,
+        "request": "r",
+        "choice": "disaggregated",
+        "why": "pair_ready",
+        "prefill": "prefill-0",
+        "decode": "decode-0",
+    }
+    text = shown(
+        state(
+            worker("decode-0", sequences=2, kv_tokens=1200),
+            worker("prefill-0", state="lost", reason="its process has ended", slots=None),
+            decisions=[decision],
+        )
+    )
+    for part in (
+        "serving m",
+        "up 2 h 1 min",
+        "3 live, 1 waiting",
+        "2 held",
+        "2 of 4",
+        "1,200 tokens",
+        "lost its process",
+        "pair ready",
+    ):
+        assert part in text, text
+    assert text.index("prefill-0") < text.index("decode-0")
+    assert "spent" not in text
+
+
+def test_the_first_screen_names_what_is_down() -> None:
+    console = Console(width=100, record=True, file=StringIO())
+    show_first_screen(
+        console,
+        state(worker("prefill-0"), worker("decode-0", state="joining", reason="no connection", engine=None)),
+        ready_s=2.345,
+        admin_url="http://127.0.0.1:8001",
+        cores={},
+        notes=("mind the gap",),
+        log=None,
+        needs_key=False,
+    )
+    text = console.export_text()
+    for part in (
+        "ready after 2.3 s",
+        "http://127.0.0.1:8000/v1",
+        "decode-0 is not up: no connection",
+        "mind the gap",
+        "Ctrl-C",
+    ):
+        assert part in text, text
+    assert "twinpool status)" in text
