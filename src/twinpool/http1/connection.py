@@ -199,7 +199,7 @@ class ClientConnection(asyncio.Protocol):
         elif hosts > 1 or (version == "1.1" and not hosts):
             self._refuse(BadRequestError("a request has one host header"))
         if self._bare_bytes > self._limits.max_header_bytes:  # perhaps: it counts what came behind the head, too
-            head_bytes = sum(len(name) + len(value) + 4 for name, value in self._headers)
+            head_bytes = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
             if head_bytes > self._limits.max_header_bytes:
                 self._refuse(BadRequestError("the headers are too long"))
 

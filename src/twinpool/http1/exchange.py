@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from twinpool.http1.client import Pool
 
 _MAX_HEAD_BYTES = 64 << 10
+_GRACE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class EngineConnection(asyncio.Protocol):
         self._deadlines = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
         self._sent_at = self._heard_at = 0.0
+        self._is_overdue = False
         self._has_head = False
         self._is_head_request = False
         self._is_interim = False
@@ -142,6 +144,7 @@ class EngineConnection(asyncio.Protocol):
         self._can_be_reused = False
         self._ends_with_connection = False
         self._head_bytes = 0
+        self._is_overdue = False
         self._sent_at = self._heard_at = self._now()
         if body:
             self._transport.writelines((head, body))
@@ -296,9 +299,13 @@ class EngineConnection(asyncio.Protocol):
         limit_s = self._deadlines.idle_s if self._has_head else self._deadlines.first_byte_s
         since = self._heard_at if self._has_head else self._sent_at
         if limit_s is not None and now >= since + limit_s:
-            self._timer = None
+            if not self._is_overdue:  # after a stall of our own loop, what came meanwhile is still to be read: one more turn
+                self._is_overdue = True
+                self._arm(_GRACE_S)
+                return
             self.lose(Loss.IDLE_TIMEOUT if self._has_head else Loss.HEAD_TIMEOUT, f"{limit_s:g} s")
             return
+        self._is_overdue = False
         left_s = None if limit_s is None else since + limit_s - now
         self._arm(left_s, None if self._has_head else self._deadlines.idle_s)
 
