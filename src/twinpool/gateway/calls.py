@@ -8,7 +8,7 @@ import msgspec
 from twinpool.core.model import Leg
 from twinpool.errors import RequestError
 from twinpool.gateway.openai import Call
-from twinpool.gateway.relay import EngineError, Handoff, Headers
+from twinpool.gateway.relay import EngineError, Handoff, Headers, StreamedAnswer
 from twinpool.http1 import Responder
 from twinpool.measure.gaps import Gaps
 from twinpool.measure.timeline import Timeline
@@ -41,6 +41,7 @@ class ClientRequest:
         "prompt_tokens",
         "responder",
         "sent",
+        "stream",
         "stream_has_error",
         "wire_id",
     )
@@ -65,6 +66,7 @@ class ClientRequest:
         self._passed_headers = passed_headers
         self.error: EngineError | None = None
         self.gaps: Gaps | None = None
+        self.stream: StreamedAnswer | None = None  # the last attempt's
         self.stream_has_error = False
         self.prompt_tokens: int | None = None  # as an engine counted them
         self.begin(attempt=0, path="none", sent=None)

@@ -113,8 +113,9 @@ class Driver:
             self.feed(on.RequestArrived(at=monotonic(), request=request.id, facts=request.call.facts))
             await request.ended
         except asyncio.CancelledError:
-            self.feed(on.ClientLeft(at=monotonic(), request=request.id))
-            self._end(request.id, "client_left")
+            if request.stream is None or not request.stream.client_has_all():  # else its leg sees it to its end
+                self.feed(on.ClientLeft(at=monotonic(), request=request.id))
+                self._end(request.id, "client_left")
             raise
 
     def place(self, worker: str, origin: Origin) -> None:

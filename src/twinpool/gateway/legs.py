@@ -144,7 +144,7 @@ class Legs:
             self._feed(on.FirstTokenArrived(at=at, request=request.id, attempt=attempt))
 
         headers = request.answer_headers(with_route=self._expose_route)
-        answer = StreamedAnswer(request.responder, headers, first_token)
+        answer = request.stream = StreamedAnswer(request.responder, headers, first_token)
         return answer
 
     def _failed(self, request: ClientRequest, attempt: int, leg: Leg, end: LegEnd) -> None:

@@ -138,15 +138,25 @@ class StreamedAnswer(_Answer):
         self._responder = responder
         self._answer_headers = answer_headers
         self._on_first_token = on_first_token
+        self._exchange: Exchange | None = None
         self._looked_at = 0
         self._tail: deque[bytes] = deque(maxlen=_TAIL_PIECES)
 
     def hold_back(self, exchange: Exchange) -> None:
         """From now on the engine is read no faster than the client reads."""
+        self._exchange = exchange
         self._responder.on_pause = exchange.pause
         self._responder.on_resume = exchange.resume
         if self._responder.is_paused:
             exchange.pause()
+
+    def client_has_all(self) -> bool:
+        """Asked when the client has left: it may have read `[DONE]` and gone, as the openai client does, before the engine
+        has ended its answer. That end is then waited for, however full the client's socket was."""
+        has_all = self.gaps is not None and read_closing(b"".join(self._tail))[0]
+        if has_all and self._exchange is not None:
+            self._exchange.resume()
+        return has_all
 
     def on_body(self, data: bytes) -> None:
         gaps = self.gaps
