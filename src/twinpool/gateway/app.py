@@ -154,15 +154,17 @@ class Gateway:
             await self._serve_call(ROUTES[path], request, responder, wire_id)
             return
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
+        named = (b"x-request-id", wire_id)
         if path == "/health":
-            responder.send(200, _JSON, b'{"status":"ok"}')
+            responder.send(200, [*_JSON, named], b'{"status":"ok"}')
         elif path == "/ready":
-            self._answer_ready(responder)
+            status, answer = self._readiness()
+            responder.send(status, [*_JSON, named], answer)
         elif path == "/metrics":
-            responder.send(200, _TEXT, self._metrics.render())
+            responder.send(200, [*_TEXT, named], self._metrics.render())
         elif path == "/v1/models":
             self._authenticate(request)
-            responder.send(200, [*_JSON, (b"x-request-id", wire_id)], self._models())
+            responder.send(200, [*_JSON, named], self._models())
         else:
             raise NotFoundError(f"no route {method} {path}")
 
@@ -185,15 +187,14 @@ class Gateway:
         if scheme.lower() != b"bearer" or _digest(key.strip()) not in self._key_digests:
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
-    def _answer_ready(self, responder: Responder) -> None:
+    def _readiness(self) -> tuple[int, bytes]:
         """Ready while some worker can take a request; the reason why not, else."""
         controller = self._driver.controller
         if controller.is_draining:
-            responder.send(503, _JSON, b'{"ready":false,"reason":"draining"}')
-        elif any(worker.story.state is WorkerState.READY for worker in controller.cluster):
-            responder.send(200, _JSON, b'{"ready":true}')
-        else:
-            responder.send(503, _JSON, b'{"ready":false,"reason":"no_worker"}')
+            return 503, b'{"ready":false,"reason":"draining"}'
+        if any(worker.story.state is WorkerState.READY for worker in controller.cluster):
+            return 200, b'{"ready":true}'
+        return 503, b'{"ready":false,"reason":"no_worker"}'
 
     def _models(self) -> bytes:
         models = self._members.models()
