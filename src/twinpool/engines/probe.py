@@ -7,6 +7,7 @@ An engine that cannot be asked raises `ProbeError` with the reason that `twinpoo
 """
 
 import asyncio
+import os
 
 import aiohttp
 import msgspec
@@ -60,6 +61,8 @@ async def probe(session: aiohttp.ClientSession, url: str, timeout_s: float) -> I
             said = await _get(session, f"{url}/v1/models")
     except TimeoutError:
         raise ProbeError(f"no answer within {timeout_s:g} s") from None
+    except aiohttp.ClientConnectorError as lost:
+        raise ProbeError(f"no connection: {_reason(lost.os_error)}") from lost
     except (aiohttp.ClientError, OSError) as lost:
         raise ProbeError(str(lost) or type(lost).__name__) from lost
     except msgspec.DecodeError as strange:
@@ -89,6 +92,12 @@ def _embedded(said: _Embedded) -> Identity:
         context_tokens=said.context_tokens,
         lease_s=said.lease_s,
     )
+
+
+def _reason(problem: OSError) -> str:
+    """The system's own words: the library's name the address once more. Name look-ups have numbers of their own."""
+    number = problem.errno or 0
+    return os.strerror(number) if number > 0 else problem.strerror or str(problem)
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes | None:
