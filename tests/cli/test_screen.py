@@ -80,7 +80,7 @@ def test_status_shows_what_one_looks_for() -> None:
         "2 held",
         "2 of 4",
         "1,200 tokens",
-        "lost its process",
+        "prefill-0 is not up: its process has ended",
         "pair ready",
     ):
         assert part in text, text

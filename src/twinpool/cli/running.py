@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from twinpool.gateway.app import Gateway
 
 ENGINES_WAIT_S = 10.0  # for engines that run already: one that is down now must not keep the others' screen back
+ENGINES_POLL_S = 0.5
 
 
 def worker_argv(local: Local, lease_s: float, worker: PlannedWorker, exit_with_fd: int) -> list[str]:
@@ -61,7 +62,7 @@ class Running:
                 await self._gateway.start()
                 await first_of(self._until_ready(self._gateway), *self._ends())
                 if not self._stop.is_set():
-                    await self._show_state(self._gateway)
+                    self.show(self._admin_url(self._gateway), await self._state(self._gateway))
                 await first_of(*self._ends())
             finally:
                 await self._gateway.close()
@@ -113,14 +114,25 @@ class Running:
         try:
             await asyncio.wait_for(gateway.ready(), ENGINES_WAIT_S)
         except TimeoutError:
-            self.say(f"not every engine is up after {ENGINES_WAIT_S:g} s; serving with those that are")
+            await self._until_one_is_up(gateway)
 
-    async def _show_state(self, gateway: "Gateway") -> None:
-        """As `twinpool status` would see it, over the admin port: what is shown is what was reached."""
+    async def _until_one_is_up(self, gateway: "Gateway") -> None:
+        state = await self._state(gateway)
+        for worker in state["workers"]:
+            if worker["state"] != "ready":
+                self.say(f"waiting for {worker['id']} at {worker['url']}: {worker['reason']}")
+        while not state["gateway"]["models"]:
+            await asyncio.sleep(ENGINES_POLL_S)
+            state = await self._state(gateway)
+
+    async def _state(self, gateway: "Gateway") -> dict[str, Any]:
+        """As `twinpool status` sees it, over the admin port: what is shown is what can be reached."""
+        return await asyncio.to_thread(fetch_state, self._admin_url(gateway), self.service.admin_token)
+
+    def _admin_url(self, gateway: "Gateway") -> str:
         host = self.service.config.server.admin_host
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104  # not bound
-        admin_url = f"http://{shown}:{gateway.admin_port}"
-        self.show(admin_url, await asyncio.to_thread(fetch_state, admin_url, self.service.admin_token))
+        return f"http://{shown}:{gateway.admin_port}"
 
     def _ends(self) -> list[Any]:
         """What ends the service: a signal, or a worker that cannot be started."""

@@ -52,12 +52,11 @@ def show_first_screen(
 ) -> None:
     """`cores` tells where the workers that were started here are bound to, by id."""
     gateway, workers = state["gateway"], _by_role(state["workers"])
-    model = (gateway["models"] or ["(none yet)"])[0]
-    waits = [worker for worker in workers if worker["state"] != "ready"]
+    models, waits = gateway["models"], [worker for worker in workers if worker["state"] != "ready"]
     console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {ready_s:.1f} s\n", highlight=False)
     facts = Table.grid(padding=(0, 2))
     facts.add_row("  API", f"{gateway['url']}/v1")
-    facts.add_row("  Model", escape(", ".join(gateway["models"]) or model))
+    facts.add_row("  Model", escape(", ".join(models) or "-"))
     status = "twinpool status" if admin_url.endswith(":8001") else f"twinpool status {admin_url}"
     facts.add_row("  Admin", f"{admin_url}   [dim]({status})[/]")
     if log is not None:
@@ -73,8 +72,9 @@ def show_first_screen(
         notes = (*notes, f"{worker['id']} is not up: {worker['reason']}")
     for note in notes:
         console.print(f"  [yellow]Note:[/] {escape(note)}", highlight=False)
-    console.print("\n  [bold]Try it:[/]\n")
-    console.print(curl(gateway["url"], model, needs_key=needs_key), soft_wrap=True, markup=False, highlight=False)
+    if models:
+        console.print("\n  [bold]Try it:[/]\n")
+        console.print(curl(gateway["url"], models[0], needs_key=needs_key), soft_wrap=True, markup=False, highlight=False)
     console.print("\n  [dim]Ctrl-C lets running answers finish, then stops everything.[/]\n")
 
 
@@ -98,6 +98,9 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     if engines := sorted({worker["engine"] for worker in state["workers"] if worker["engine"]}):
         console.print(f"Engine: {escape(', '.join(engines))}.", highlight=False)
     console.print(_pools(state["workers"]), highlight=False)
+    for worker in _by_role(state["workers"]):
+        if worker["reason"]:
+            console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}", highlight=False)
     if state["decisions"]:
         console.print(_decisions(state["decisions"]), highlight=False)
     else:
@@ -109,8 +112,6 @@ def _pools(workers: list[dict[str, Any]]) -> Table:
     for worker in _by_role(workers):
         state = worker["state"]
         shown = f"[{_STATE_STYLE.get(state, 'white')}]{state}[/]"
-        if worker["reason"]:
-            shown += f" [dim]{escape(worker['reason'])}[/]"
         room = f"{worker['sequences']} of {worker['slots']}" if worker["slots"] else str(worker["sequences"])
         table.add_row(
             escape(worker["id"]),

@@ -69,7 +69,7 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
     """Serve a language model behind OpenAI's HTTP API.
 
     Without options: a small real model, one worker that reads prompts and one that writes tokens, on this machine.
-    With --prefill, --decode or --colocated: engines that run already (vLLM with its NIXL connector, or twinpool workers).
+    With --prefill, --decode or --colocated: engines that run already, such as `twinpool worker` on other machines.
     """
     began = time.monotonic()
     asked = Asked(**options)

@@ -25,9 +25,7 @@ def fetch_state(admin_url: str, token: str | None) -> dict[str, Any]:
             raise _not_a_gateway(admin_url) from None
         except OSError as problem:
             why = problem.strerror or problem
-            raise UserError(
-                f"no gateway answers at {admin_url} ({why}): twinpool serve starts one"
-            ) from None
+            raise UserError(f"no gateway answers at {admin_url} ({why}): twinpool serve starts one") from None
     if status == 401:
         raise UserError(f"{admin_url} wants its token: --admin-token-file FILE")
     try:
