@@ -59,13 +59,14 @@ def show_first_screen(
     facts.add_row("  Model", escape(", ".join(models) or "-"))
     status = "twinpool status" if admin_url.endswith(":8001") else f"twinpool status {admin_url}"
     facts.add_row("  Admin", f"{admin_url}   [dim]({status})[/]")
+    facts.add_row("  Engine", escape(_engines(workers)))
     if log is not None:
         facts.add_row("  Log", escape(_short(log)))
     console.print(facts, highlight=False)
-    table = _table("Worker", "Role", "Cores" if cores else "Engine", "URL")
+    table = _table("Worker", "Role", "Cores", "URL") if cores else _table("Worker", "Role", "URL")
     for worker in workers:
-        third = cores.get(worker["id"], "") if cores else worker["engine"] or "-"
-        table.add_row(worker["id"], _role(worker["role"]), third, worker["url"])
+        where = [cores.get(worker["id"]) or "any"] if cores else []
+        table.add_row(worker["id"], _role(worker["role"]), *where, worker["url"])
     console.print()
     console.print(table, highlight=False)
     for worker in waits:
@@ -95,8 +96,7 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     )
     handles = ", ".join(f"{count} {name}" for name, count in state["handles"].items() if count) or "none"
     console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.", highlight=False)
-    if engines := sorted({worker["engine"] for worker in state["workers"] if worker["engine"]}):
-        console.print(f"Engine: {escape(', '.join(engines))}.", highlight=False)
+    console.print(f"Engine: {escape(_engines(state['workers']))}", highlight=False)
     console.print(_pools(state["workers"]), highlight=False)
     for worker in _by_role(state["workers"]):
         if worker["reason"]:
@@ -123,6 +123,10 @@ def _pools(workers: list[dict[str, Any]]) -> Table:
             worker["url"],
         )
     return table
+
+
+def _engines(workers: list[dict[str, Any]]) -> str:
+    return ", ".join(sorted({worker["engine"] for worker in workers if worker["engine"]})) or "-"
 
 
 def _by_role(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
