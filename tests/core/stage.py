@@ -32,6 +32,7 @@ def worker(
     slots: int | None = 8,
     lease_s: float | None = None,
     serves_whole: bool = True,
+    continues: bool = False,
     allowed_roles: tuple[Role, ...] = tuple(Role),
 ) -> WorkerFacts:
     """Facts of a worker whose role follows from the first letter of its name."""
@@ -47,6 +48,7 @@ def worker(
         slots=slots,
         lease_s=lease_s,
         serves_whole=serves_whole,
+        continues=continues,
     )
 
 
@@ -116,6 +118,7 @@ class Stage:
         attempt: int | None = None,
         status: int | None = None,
         retry_after_s: float | None = None,
+        can_continue: bool = False,
     ) -> list[do.Command]:
         event = on.LegFailed(
             at=self.at,
@@ -125,6 +128,7 @@ class Stage:
             failure=failure,
             status=status,
             retry_after_s=retry_after_s,
+            can_continue=can_continue,
         )
         return self.tell(event)
 

@@ -131,6 +131,7 @@ REQUEST_ROWS: dict[tuple[RequestState, RequestMove], Step] = {
     (R.SERVING, RM.FAIL): (serving, lambda s: s.fails("r", Leg.WHOLE, Failure.REJECTED)),
     (R.SERVING, RM.LEAVE): (serving, lambda s: s.leaves("r")),
     (R.STREAMING, RM.FINISH): (streaming, lambda s: s.finishes("r")),
+    (R.STREAMING, RM.RESUME): (streaming, lambda s: s.fails("r", Leg.DECODE, Failure.BROKEN, can_continue=True)),
     (R.STREAMING, RM.FAIL): (streaming, lambda s: s.fails("r", Leg.DECODE, Failure.BROKEN)),
     (R.STREAMING, RM.LEAVE): (streaming, lambda s: s.leaves("r")),
 }

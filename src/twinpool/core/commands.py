@@ -49,6 +49,14 @@ class CancelLeg(_Command, frozen=True):
     leg: Leg
 
 
+class BreakLeg(_Command, frozen=True):
+    """The engine of this streaming leg is gone, whatever its connection says: end it, and report it as `RESTARTED`."""
+
+    request: str
+    attempt: int
+    leg: Leg
+
+
 class ReleaseHandle(_Command, frozen=True):
     """Give back what `worker` holds for this attempt, and say with `HandleReleased` whether that worked."""
 
@@ -90,6 +98,7 @@ Command = (
     | SendDecode
     | SendWhole
     | CancelLeg
+    | BreakLeg
     | ReleaseHandle
     | FailRequest
     | RelayFailure

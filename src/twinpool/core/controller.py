@@ -35,7 +35,7 @@ _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
 }
 """What the client gets for each refusal: status, reason, Retry-After in seconds."""
 
-_STRIKES = frozenset({Failure.ERROR, Failure.BROKEN, Failure.TIMED_OUT, Failure.NO_HANDLE, Failure.HANDLE_REFUSED})
+_STRIKES = frozenset(set(Failure) - {Failure.REJECTED, Failure.BUSY, Failure.UNREACHABLE})
 """Failures that count against `max_attempts`. A busy or an absent worker does not: those are bounded by the deadlines."""
 
 _CONNECTION_LOST = frozenset({Failure.UNREACHABLE, Failure.BROKEN})
@@ -263,6 +263,8 @@ class Controller:
             self._after_failure(request, event, out)
         elif event.leg is Leg.PREFILL:  # it ran beside, and the client has its tokens: nobody's loss by now
             self.cluster.give_back(self._key(request, Leg.PREFILL))
+        elif event.can_continue and request.strikes + 1 < self._rules.max_attempts:
+            self._resume(request, event.at)
         else:
             self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
 
@@ -340,9 +342,14 @@ class Controller:
         for request in list(self._requests.values()):
             for leg in request.out:
                 if is_older(request.prefill if leg is Leg.PREFILL else request.decode):
+                    if request.story.state is RequestState.STREAMING and leg is not Leg.PREFILL:
+                        # only the driver knows whether another engine can go on with what the client has
+                        out.append(do.BreakLeg(request=request.id, attempt=request.attempt, leg=leg))
+                        break
                     out.append(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg))
-                    failure = Failure.ERROR  # not BROKEN: the worker was found well, and needs no probe
-                    failed = on.LegFailed(at=at, request=request.id, attempt=request.attempt, leg=leg, failure=failure)
+                    failed = on.LegFailed(
+                        at=at, request=request.id, attempt=request.attempt, leg=leg, failure=Failure.RESTARTED
+                    )
                     self._lose_leg(request, failed, out)
                     break  # the other leg went with it
         for key, handle in list(self._handles.items()):
@@ -476,6 +483,18 @@ class Controller:
         model = request.facts.model
         if waits_anew:
             request.deadline = min(at + self._patience_s(model), request.expires)
+        self._alarm(request.deadline)
+        self._waiting.setdefault(model, deque()).appendleft(request.id)
+
+    def _resume(self, request: Request, at: float) -> None:
+        """Half an answer is out, and another engine can go on with it: to the head of the queue, with time anew."""
+        self._give_back(request)
+        request.story.move(RequestMove.RESUME)
+        request.strikes += 1
+        request.is_begun = True
+        request.expires = at + self._rules.request_timeout_s
+        model = request.facts.model
+        request.deadline = min(at + self._patience_s(model), request.expires)
         self._alarm(request.deadline)
         self._waiting.setdefault(model, deque()).appendleft(request.id)
 

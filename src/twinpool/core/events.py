@@ -51,6 +51,8 @@ class LegFailed(_Event, frozen=True):
     failure: Failure
     status: int | None = None
     retry_after_s: float | None = None
+    can_continue: bool = False
+    """The client has part of a stream, and another engine could go on with it."""
 
 
 class ClientLeft(_Event, frozen=True):

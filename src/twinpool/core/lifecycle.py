@@ -22,7 +22,7 @@ class RequestState(StrEnum):
     DECODING = "decoding"  # D was given the handle
     PAIRED = "paired"  # both legs are out at once
     SERVING = "serving"  # one worker does all
-    STREAMING = "streaming"  # the client has the first token: nothing can be begun anew
+    STREAMING = "streaming"  # the client has the first token: nothing can be begun anew, at best gone on with
     FINISHED = "finished"
     REFUSED = "refused"
     FAILED = "failed"
@@ -37,6 +37,7 @@ class RequestMove(StrEnum):
     SERVE = "serve"
     FIRST_TOKEN = "first token"  # noqa: S105 - a word of the table
     RETRY = "retry"
+    RESUME = "resume"
     FINISH = "finish"
     REFUSE = "refuse"
     FAIL = "fail"
@@ -69,6 +70,7 @@ REQUEST_TABLE: Mapping[tuple[RequestState, RequestMove], RequestState] = {
             (_RM.LEAVE, _R.LEFT),
         )
     },
+    (_R.STREAMING, _RM.RESUME): _R.WAITING,
     (_R.STREAMING, _RM.FINISH): _R.FINISHED,
     (_R.STREAMING, _RM.FAIL): _R.FAILED,
     (_R.STREAMING, _RM.LEAVE): _R.LEFT,

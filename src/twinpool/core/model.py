@@ -44,6 +44,7 @@ class Failure(StrEnum):
     BROKEN = "broken"  # the connection ended inside the answer
     TIMED_OUT = "timed_out"
     NO_HANDLE = "no_handle"  # a prefill answered without a handle
+    RESTARTED = "restarted"  # another engine answers at the worker's address: what the old one did is gone
     HANDLE_REFUSED = "handle_refused"  # a decode said that the handle is spent, expired or not its own
 
 
@@ -66,6 +67,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     lease_s: float | None = None
     serves_whole: bool = True
+    continues: bool = False  # can go on with an answer that another engine began
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):

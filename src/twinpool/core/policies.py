@@ -12,11 +12,13 @@ from twinpool.core.model import RequestFacts
 
 
 class Pending(NamedTuple):
-    """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none."""
+    """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none.
+    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest."""
 
     facts: RequestFacts
     prompt_tokens: int
     avoid: frozenset[str] = frozenset()
+    must_continue: bool = False
 
 
 class Entrance(NamedTuple):

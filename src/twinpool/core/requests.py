@@ -23,6 +23,7 @@ class Request:
         "expires",
         "facts",
         "id",
+        "is_begun",
         "out",
         "prefill",
         "prompt_tokens",
@@ -46,9 +47,10 @@ class Request:
         self.dialect: Dialect | None = None
         self.out: list[Leg] = []  # legs that were sent and have not ended
         self.shown_waiting = False
+        self.is_begun = False  # the client has part of the answer
 
     def pending(self) -> Pending:
-        return Pending(self.facts, self.prompt_tokens, self.avoid)
+        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun)
 
 
 class Handle:

@@ -30,6 +30,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None
     context_tokens: int | None = None
     lease_s: float | None = None
+    continues: bool = False
 
 
 class _Embedded(msgspec.Struct):
@@ -40,6 +41,7 @@ class _Embedded(msgspec.Struct):
     slots: int
     context_tokens: int
     lease_s: float
+    continues: bool = False
 
 
 class _Model(msgspec.Struct):
@@ -91,6 +93,7 @@ def _embedded(said: _Embedded) -> Identity:
         slots=said.slots,
         context_tokens=said.context_tokens,
         lease_s=said.lease_s,
+        continues=said.continues,
     )
 
 

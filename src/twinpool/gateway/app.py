@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import ipaddress
+import os
 import secrets
 from pathlib import Path
 
@@ -239,4 +240,5 @@ def _shown(host: str) -> str:
 
 
 def _cannot_listen(host: str, port: int, option: str, taken: OSError) -> UserError:
-    return UserError(f"cannot listen on {host}:{port} ({taken.strerror or taken}): choose another port with {option}")
+    why = os.strerror(taken.errno) if taken.errno else str(taken)
+    return UserError(f"cannot listen on {host}:{port} ({why.lower()}): choose another port with {option}")

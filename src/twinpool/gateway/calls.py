@@ -7,6 +7,7 @@ import msgspec
 
 from twinpool.core.model import Leg
 from twinpool.errors import RequestError
+from twinpool.gateway.continuation import SentCopy
 from twinpool.gateway.openai import Call
 from twinpool.gateway.relay import EngineError, Handoff, Headers, StreamedAnswer
 from twinpool.http1 import Responder
@@ -26,6 +27,7 @@ class ClientRequest:
         "arrived",
         "attempt",
         "call",
+        "copy",
         "decode",
         "ended",
         "error",
@@ -67,16 +69,24 @@ class ClientRequest:
         self.error: EngineError | None = None
         self.gaps: Gaps | None = None
         self.stream: StreamedAnswer | None = None  # the last attempt's
+        self.copy: SentCopy | None = None  # of what the client has, where another engine could go on with it
         self.stream_has_error = False
         self.prompt_tokens: int | None = None  # as an engine counted them
         self.begin(attempt=0, path="none", sent=None)
 
+    @property
+    def is_begun(self) -> bool:
+        """The client has part of the answer."""
+        return self.responder.started
+
     def begin(self, *, attempt: int, path: str, sent: float | None, prefill: str = "", decode: str = "") -> None:
-        """A new attempt: what is known of the one before does not count for it."""
+        """A new attempt: the moments of the one before do not count for it, unless it gave the client a first token."""
         self.attempt = attempt
         self.path = path
         self.prefill = prefill
         self.decode = decode
+        if self.is_begun:
+            return
         self.sent = sent
         self.prefilled: float | None = None
         self.first_token: float | None = None

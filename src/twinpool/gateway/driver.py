@@ -85,6 +85,7 @@ class Driver:
             do.SendDecode: self._send_decode,
             do.SendWhole: self._send_whole,
             do.CancelLeg: self._cancel_leg,
+            do.BreakLeg: self._break_leg,
             do.ReleaseHandle: self._release_handle,
             do.FailRequest: self._fail_request,
             do.RelayFailure: self._relay_failure,
@@ -184,12 +185,21 @@ class Driver:
     def _send_decode(self, command: do.SendDecode) -> None:
         request = self._requests[command.request]
         request.decode = command.worker
-        self._legs.start_decode(request, self._origins[command.worker])
+        self._legs.start_decode(request, self._origins[command.worker], continues=self._continues(command.worker))
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="colocated", sent=monotonic(), decode=command.worker)
-        self._legs.start_whole(request, self._origins[command.worker])
+        self._legs.start_whole(request, self._origins[command.worker], continues=self._continues(command.worker))
+
+    def _continues(self, worker: str) -> bool:
+        known = self.controller.cluster.get(worker)
+        return known is not None and known.facts.continues
+
+    def _break_leg(self, command: do.BreakLeg) -> None:
+        request = self._requests.get(command.request)
+        if request is not None and request.attempt == command.attempt:
+            self._legs.break_off(request)
 
     def _cancel_leg(self, command: do.CancelLeg) -> None:
         request = self._requests.get(command.request)
@@ -206,14 +216,14 @@ class Driver:
             return
         error = _error(command.status, command.reason, command.retry_after_s)
         request.fail(error, request.answer_headers(with_route=False))
-        self._end(command.request, "refused" if command.status in (429, 503) else "failed")
+        self._end(command.request, "refused" if command.status in (429, 503) and not request.is_begun else "failed")
 
     def _relay_failure(self, command: do.RelayFailure) -> None:
         request = self._requests.get(command.request)
         if request is None:
             return
         said = request.error
-        if said is None:
+        if said is None or request.is_begun:
             request.fail(_error(502, Reason.UPSTREAM_FAILED), request.answer_headers(with_route=False))
         else:
             headers = [*said.headers, *request.answer_headers(with_route=False)]

@@ -9,15 +9,18 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from twinpool.config import Timeouts
 from twinpool.core import events as on
 from twinpool.core.model import Failure, Leg
 from twinpool.engines.answers import failure_of_loss, failure_of_status, retry_after_s
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.continuation import Sent, SentCopy, read_sent
 from twinpool.gateway.openai import PATHS
-from twinpool.gateway.relay import EngineError, LegEnd, StreamedAnswer, WholeAnswer
+from twinpool.gateway.relay import ContinuedAnswer, EngineError, LegEnd, StreamedAnswer, WholeAnswer
 from twinpool.handoff import nixl
-from twinpool.handoff.body import put_together
+from twinpool.handoff.body import CONTINUE_FIELD, put_together
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
 
 
@@ -35,14 +38,13 @@ class Legs:
     def start_prefill(self, request: ClientRequest, worker: Origin) -> None:
         self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker))
 
-    def start_decode(self, request: ClientRequest, worker: Origin) -> None:
-        """The handle of this attempt goes with it: it is presented once, whatever comes of it."""
-        body = nixl.decode_body(request.call.fields, request.handles[request.attempt])
-        self._start(request, Leg.DECODE, self._answer(request, request.attempt, Leg.DECODE, worker, body))
+    def start_decode(self, request: ClientRequest, worker: Origin, *, continues: bool) -> None:
+        """The handle of this attempt goes with it: it is presented once, whatever comes of it. `continues`: workers like this
+        one could go on with its answer."""
+        self._start_answer(request, Leg.DECODE, worker, request.handles[request.attempt], continues)
 
-    def start_whole(self, request: ClientRequest, worker: Origin) -> None:
-        body = put_together(request.call.fields)
-        self._start(request, Leg.WHOLE, self._answer(request, request.attempt, Leg.WHOLE, worker, body))
+    def start_whole(self, request: ClientRequest, worker: Origin, *, continues: bool) -> None:
+        self._start_answer(request, Leg.WHOLE, worker, None, continues)
 
     def cancel(self, request: ClientRequest, leg: Leg) -> None:
         task = request.legs.pop(leg, None)
@@ -54,6 +56,26 @@ class Legs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def break_off(self, request: ClientRequest) -> None:
+        """The engine that streams to this client is known to be gone."""
+        if request.stream is not None:
+            request.stream.break_off()
+
+    def _start_answer(
+        self, request: ClientRequest, leg: Leg, worker: Origin, handle: msgspec.Raw | None, continues: bool
+    ) -> None:
+        fields: dict[str, msgspec.Raw | bytes] = dict(request.call.fields)
+        answer: WholeAnswer | StreamedAnswer
+        if not request.call.facts.stream:
+            answer = WholeAnswer()
+        elif request.is_begun:
+            answer, sent = self._continued(request)
+            fields[CONTINUE_FIELD] = msgspec.json.encode({"text": sent.text})
+        else:
+            answer = self._streamed(request, continues)
+        body = put_together(fields) if handle is None else nixl.decode_body(fields, handle)
+        self._start(request, leg, self._answer(request, request.attempt, leg, worker, body, answer))
 
     def _start(self, request: ClientRequest, leg: Leg, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -107,8 +129,15 @@ class Legs:
 
     # The legs that answer the client
 
-    async def _answer(self, request: ClientRequest, attempt: int, leg: Leg, worker: Origin, body: bytes) -> None:
-        answer = self._streamed(request, attempt) if request.call.facts.stream else WholeAnswer()
+    async def _answer(
+        self,
+        request: ClientRequest,
+        attempt: int,
+        leg: Leg,
+        worker: Origin,
+        body: bytes,
+        answer: WholeAnswer | StreamedAnswer,
+    ) -> None:
         headers = request.leg_headers(leg)
         path = PATHS[request.call.endpoint]
         try:
@@ -120,10 +149,11 @@ class Legs:
             if isinstance(answer, StreamedAnswer):
                 answer.hold_back(exchange)
             end = await answer.done
-        request.handoff = answer.handoff
         if isinstance(answer, StreamedAnswer):
-            request.gaps = answer.gaps
+            request.gaps = answer.gaps or request.gaps
             request.stream_has_error = answer.had_error
+        if not isinstance(answer, ContinuedAnswer):
+            request.handoff = answer.handoff
         if end.failure is not None:
             self._failed(request, attempt, leg, end)
             return
@@ -137,15 +167,31 @@ class Legs:
             on.RequestFinished(at=now, request=request.id, attempt=attempt, timeline=request.timeline(now), usage=end.usage)
         )
 
-    def _streamed(self, request: ClientRequest, attempt: int) -> StreamedAnswer:
+    def _streamed(self, request: ClientRequest, continues: bool) -> StreamedAnswer:
+        attempt = request.attempt
+
         def first_token(at: float) -> None:
             request.first_token = at
             request.handoff = answer.handoff
             self._feed(on.FirstTokenArrived(at=at, request=request.id, attempt=attempt))
 
+        request.copy = SentCopy() if continues and request.call.can_continue else None
         headers = request.answer_headers(with_route=self._expose_route)
-        answer = request.stream = StreamedAnswer(request.responder, headers, first_token)
+        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy)
         return answer
+
+    def _continued(self, request: ClientRequest) -> tuple[ContinuedAnswer, Sent]:
+        attempt = request.attempt
+
+        def first_token(at: float) -> None:
+            self._feed(on.FirstTokenArrived(at=at, request=request.id, attempt=attempt))
+
+        sent = _sent(request)
+        if sent is None or request.copy is None or request.gaps is None:
+            raise ValueError(f"{request.id} cannot be gone on with")  # it was reported as one that can
+        answer = ContinuedAnswer(request.responder, first_token, request.copy, sent, request.gaps)
+        request.stream = answer
+        return answer, sent
 
     def _failed(self, request: ClientRequest, attempt: int, leg: Leg, end: LegEnd) -> None:
         request.error = end.error
@@ -158,8 +204,14 @@ class Legs:
                 failure=end.failure or Failure.ERROR,
                 status=end.error.status if end.error is not None else None,
                 retry_after_s=end.retry_after_s,
+                can_continue=request.is_begun and _sent(request) is not None,
             )
         )
+
+
+def _sent(request: ClientRequest) -> Sent | None:
+    """What the client has, where another engine can go on with it."""
+    return None if request.copy is None or request.stream_has_error else read_sent(request.copy)
 
 
 def _refusal(answer: Response) -> LegEnd:

@@ -152,6 +152,7 @@ class Membership:
             slots=identity.slots,
             context_tokens=identity.context_tokens,
             lease_s=identity.lease_s,
+            continues=identity.continues,
         )
         member.trouble = None
         if known is None or known.facts != facts or known.story.state is WorkerState.LOST:

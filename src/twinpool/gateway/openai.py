@@ -32,6 +32,8 @@ class Call(msgspec.Struct, frozen=True):
     endpoint: Endpoint
     fields: Fields
     facts: RequestFacts
+    can_continue: bool
+    """Whether another engine could go on with a stream of this: the text of one choice and nothing else."""
 
 
 class _Message(msgspec.Struct):
@@ -41,6 +43,9 @@ class _Message(msgspec.Struct):
 class _Part(msgspec.Struct):
     text: str = ""
 
+
+_BEYOND_TEXT = ("tools", "functions", "logprobs", "top_logprobs", "echo")
+"""Fields that put more than text into an answer."""
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _PARTS = msgspec.json.Decoder(list[_Part])
@@ -66,7 +71,13 @@ def read_call(endpoint: Endpoint, body: bytes) -> Call:
         max_tokens=_integer(fields, "max_completion_tokens") or _integer(fields, "max_tokens"),
         obstacle=obstacle,
     )
-    return Call(endpoint, fields, facts)
+    return Call(endpoint, fields, facts, _can_continue(fields, facts))
+
+
+def _can_continue(fields: Fields, facts: RequestFacts) -> bool:
+    if not facts.stream or facts.obstacle is not None:
+        return False
+    return all(bytes(fields.get(name, b"null")) in (b"null", b"false", b"[]") for name in _BEYOND_TEXT)
 
 
 def _model(fields: Fields) -> str:

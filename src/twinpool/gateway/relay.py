@@ -4,8 +4,9 @@
                      held back                every piece straight into the client's socket
 
 Until the first token everything is held back, the head included, so that an attempt that fails before it leaves no trace and
-the request can be begun anew. From then on a piece is looked at once: written, stamped, kept as the tail. Only the beginning
-and the end of a stream are ever parsed.
+the request can be begun anew. From then on a piece is looked at once: written, stamped, kept as the tail. Only whole events
+are passed on, so that whatever comes after an engine died in the middle of one is still a stream. Only the beginning and the
+end of a stream are ever parsed; and all of it, by `ContinuedAnswer`, where it goes on from what another engine began.
 
 Both kinds of answer end by setting `done` to what became of the leg.
 """
@@ -19,12 +20,14 @@ import msgspec
 
 from twinpool.core.model import Failure, Usage
 from twinpool.engines.answers import failure_of_loss, failure_of_status, read_ending, retry_after_s
-from twinpool.engines.events import Opening, read_closing, read_error, read_opening
+from twinpool.engines.events import DONE, Opening, read_closing, read_error, read_opening
+from twinpool.gateway.continuation import Sent, SentCopy, join_event
 from twinpool.handoff.body import OURS, put_together
 from twinpool.http1 import Exchange, Responder, UpstreamLost
 from twinpool.measure.gaps import Gaps
 
 _MAX_OPENING_BYTES = 1 << 20  # of a stream without any token: beyond this it is passed on as it is
+_MAX_EVENT_BYTES = 1 << 20
 _TAIL_PIECES = 4  # the last of a stream, in which usage and [DONE] stand
 _MAX_ERROR_BYTES = 64 << 10
 
@@ -130,7 +133,13 @@ class WholeAnswer(_Answer):
 class StreamedAnswer(_Answer):
     """A stream on its way to the client. `gaps` is None until the first token."""
 
-    def __init__(self, responder: Responder, answer_headers: Headers, on_first_token: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        responder: Responder,
+        answer_headers: Headers,
+        on_first_token: Callable[[float], None],
+        copy: SentCopy | None,
+    ) -> None:
         super().__init__()
         self.gaps: Gaps | None = None
         self.had_error = False
@@ -140,6 +149,8 @@ class StreamedAnswer(_Answer):
         self._on_first_token = on_first_token
         self._exchange: Exchange | None = None
         self._looked_at = 0
+        self._copy = copy
+        self._part = b""  # of an event that has not come whole
         self._tail: deque[bytes] = deque(maxlen=_TAIL_PIECES)
 
     def hold_back(self, exchange: Exchange) -> None:
@@ -164,10 +175,31 @@ class StreamedAnswer(_Answer):
             self._open(data)
             return
         gaps.stamp(monotonic())
+        if self._part or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
+        self._pass(data)
+
+    def break_off(self) -> None:
+        """The engine is known to be gone."""
+        self._end(LegEnd(failure=Failure.RESTARTED))
+
+    def _pass(self, data: bytes) -> None:
         self._responder.write(data)
         self._tail.append(data)
+        if self._copy is not None:
+            self._copy.add(data)
         if b'data: {"error"' in data:  # inside a token's text the quotes would be escaped
             self.had_error = True
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """What may be passed on; the rest waits for its end."""
+        data = self._part + data
+        ends = [at + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (at := data.rfind(mark)) >= 0]
+        end = max(ends, default=0)
+        if not end and len(data) > _MAX_EVENT_BYTES:  # no event was ever so long: it is not ours to hold back
+            end = len(data)
+        self._part = data[end:]
+        return data[:end]
 
     def _open(self, data: bytes) -> None:
         if self.done.done():
@@ -188,16 +220,17 @@ class StreamedAnswer(_Answer):
             self._on_first_token(now)
 
     def _pass_opening(self) -> None:
-        self._responder.start(200, [(b"content-type", self.content_type), *self._answer_headers])
         opening = bytes(self._body)
         self._body.clear()
-        self._responder.write(opening)
-        self._tail.append(opening)
+        self._responder.start(200, [(b"content-type", self.content_type), *self._answer_headers])
+        self._pass(self._whole_events(opening))
 
     def on_end(self) -> None:
         if self._status != 200:
             self._end(self._refused())
             return
+        if DONE in self._part:  # some engines leave out the last blank line
+            self._pass(self._part)
         tail = b"".join(self._tail) if self.gaps is not None else bytes(self._body)
         is_whole, ending = read_closing(tail)
         if self.had_error:
@@ -208,6 +241,33 @@ class StreamedAnswer(_Answer):
             if self.gaps is None:  # a whole answer without a single token
                 self._pass_opening()
             self._end(LegEnd(usage=ending.counted()))
+
+
+class ContinuedAnswer(StreamedAnswer):
+    """A stream that goes on where another engine's stopped: each event is rewritten to be the first one's."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        on_first_token: Callable[[float], None],
+        copy: SentCopy,
+        sent: Sent,
+        gaps: Gaps,
+    ) -> None:
+        super().__init__(responder, [], on_first_token, copy)
+        self._sent = sent
+        self._gaps_so_far = gaps
+
+    def _pass_opening(self) -> None:
+        self.gaps = self._gaps_so_far
+        self.gaps.stamp(monotonic())
+        opening = bytes(self._body)
+        self._body.clear()
+        self._pass(self._whole_events(opening))
+
+    def _pass(self, data: bytes) -> None:
+        joined = (join_event(event, self._sent) for event in data.split(b"\n\n") if event)
+        super()._pass(b"".join(event + b"\n\n" for event in joined if event is not None))
 
 
 def _number(value: bytes) -> float | None:

@@ -14,7 +14,19 @@ Fields = dict[str, msgspec.Raw]
 
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-OURS = frozenset({"kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"})
+CONTINUE_FIELD = "twinpool_continue"
+"""Asks the embedded worker to go on with an answer that another engine began; has the text that the client was sent."""
+
+OURS = frozenset(
+    {
+        "kv_transfer_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "disagg_prefill_dp_rank",
+        CONTINUE_FIELD,
+    }
+)
 """Fields that steer which engines connect to which. From a client they are dropped: only ours ever reach an engine."""
 
 

@@ -7,6 +7,7 @@
 The handle is opaque: nothing in it is rebuilt or guessed from a request's id. Source: vLLM's nixl connector, 0.32.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -69,7 +70,7 @@ def prefill_body(fields: Fields) -> bytes:
     return put_together(leg)
 
 
-def decode_body(fields: Fields, handle: msgspec.Raw) -> bytes:
+def decode_body(fields: Mapping[str, msgspec.Raw | bytes], handle: msgspec.Raw) -> bytes:
     """The body of the decode leg: the client's own and the handle, nothing else."""
     return put_together({**fields, "kv_transfer_params": handle})
 

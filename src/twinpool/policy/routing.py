@@ -22,6 +22,7 @@ def disaggregate_when_possible(rules: Routing) -> Route:
     """The simple law: a pair where there is one with room, one worker where there is no pair, else wait."""
 
     def route(pending: Pending, workers: Sequence[WorkerView]) -> Decision:
+        workers = _able(pending, workers)
         if not workers:
             return Decision(Choice.WAIT, Why.NO_WORKER)
         prefills = [worker for worker in workers if worker.role is Role.PREFILL]
@@ -43,12 +44,17 @@ def disaggregate_when_possible(rules: Routing) -> Route:
 
 def least_loaded_decode(pending: Pending, prefill: WorkerView, workers: Sequence[WorkerView]) -> str | None:
     """A `PickDecode`: where the reserved decode worker is gone, the least loaded other that can read this one's KV."""
-    decodes = [worker for worker in workers if worker.role is Role.DECODE]
+    decodes = [worker for worker in _able(pending, workers) if worker.role is Role.DECODE]
     chosen = _least_decode(prefill, decodes, pending.avoid)
     return None if chosen is None else chosen.facts.worker
 
 
 _: PickDecode = least_loaded_decode
+
+
+def _able(pending: Pending, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """Those that can do what this request needs."""
+    return [worker for worker in workers if worker.facts.continues] if pending.must_continue else workers
 
 
 def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView], partnered: Sequence[WorkerView]) -> Why | None:

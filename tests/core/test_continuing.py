@@ -1,0 +1,77 @@
+"""A stream whose engine died goes on elsewhere, where the driver says that it can and a worker is able to."""
+
+import pytest
+from tests.core.stage import Stage, worker
+
+from twinpool.config import Routing
+from twinpool.core.commands import BreakLeg, FailRequest, ProbeWorker, SendDecode, SendPrefill, SendWhole
+from twinpool.core.model import Failure, Leg
+
+
+def streaming(*others: str, **rules: float) -> Stage:
+    """One pair, both of which can continue, with a stream under way on d1; and other workers that can, too."""
+    names = ("p1", "d1", *others)
+    stage = Stage(*(worker(name, continues=True) for name in names), rules=Routing(**rules))  # type: ignore[arg-type]
+    stage.arrives("r")
+    stage.prefilled("r")
+    stage.first_token("r")
+    return stage
+
+
+def breaks(stage: Stage) -> list[object]:
+    return list(stage.fails("r", Leg.DECODE, Failure.BROKEN, can_continue=True))
+
+
+def test_it_goes_on_with_a_new_prefill_and_another_decode_worker() -> None:
+    stage = streaming("d2")
+    assert breaks(stage) == [ProbeWorker(worker="d1"), SendPrefill(request="r", attempt=2, worker="p1")]
+    assert stage.prefilled("r") == [SendDecode(request="r", attempt=2, worker="d2", prefill_worker="p1")]
+    stage.first_token("r")
+    stage.finishes("r")
+    assert stage.is_empty()
+
+
+def test_without_another_decode_worker_the_prefill_worker_writes_the_rest() -> None:
+    assert breaks(streaming())[-1] == SendWhole(request="r", attempt=2, worker="p1")
+
+
+def test_a_worker_that_cannot_continue_gets_none_of_it() -> None:
+    stage = streaming()
+    stage.loses("p1")
+    stage.joins(worker("c1", continues=False))
+    assert breaks(stage) == [ProbeWorker(worker="d1")]
+    assert stage.restarts("d1") == [SendWhole(request="r", attempt=2, worker="d1")]
+
+
+def test_one_that_finds_no_worker_in_time_fails() -> None:
+    stage = streaming(worker_wait_s=5.0)
+    stage.loses("p1")
+    breaks(stage)
+    (failed,) = stage.waits(5.0)
+    assert isinstance(failed, FailRequest)
+    assert failed.status == 503
+    assert stage.is_empty()
+
+
+@pytest.mark.parametrize("can_continue", [True, False])
+def test_only_what_can_be_gone_on_with_is(can_continue: bool) -> None:
+    acts = streaming("d2").fails("r", Leg.DECODE, Failure.BROKEN, can_continue=can_continue)
+    assert any(isinstance(act, SendPrefill) for act in acts) is can_continue
+    assert any(isinstance(act, FailRequest) for act in acts) is not can_continue
+
+
+def test_it_is_not_gone_on_with_for_ever() -> None:
+    stage = streaming("c1", "c2", max_attempts=2)
+    breaks(stage)
+    stage.prefilled("r")
+    stage.first_token("r")
+    last = stage.fails("r", Leg.WHOLE, Failure.BROKEN, can_continue=True)
+    assert isinstance(last[-1], FailRequest)
+    assert stage.is_empty()
+
+
+def test_a_stream_of_an_engine_that_restarted_is_broken_off_by_the_driver() -> None:
+    stage = streaming("d2")
+    assert stage.restarts("d1") == [BreakLeg(request="r", attempt=1, leg=Leg.DECODE)]
+    acts = stage.fails("r", Leg.DECODE, Failure.RESTARTED, can_continue=True)
+    assert acts == [SendPrefill(request="r", attempt=2, worker="p1")]
