@@ -1,5 +1,6 @@
-"""What people see: the plan, the first screen of `serve`, and the tables of `status`."""
+"""What people see: the plan, the first screen of `serve`, and the tables of `status`. Made for consoles without highlighting."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,31 +13,32 @@ from rich.table import Table
 
 from twinpool import __version__
 from twinpool.cli.prepare import DryRun
+from twinpool.cli.state import DEFAULT_ADMIN_URL
 
 _STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
 _ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
 
 
 def show_plan(console: Console, planned: DryRun) -> None:
-    console.print(f"Would listen on {planned.url} (admin: {planned.admin_url})", highlight=False)
+    console.print(f"Would listen on {planned.url} (admin: {planned.admin_url})")
     if planned.plan is None:
         table = _table("Engine", "Role", "URL")
         for engine in planned.engines:
             table.add_row(engine.id, _role(engine.role), engine.url)
-        console.print(table, highlight=False)
+        console.print(table)
         return
-    console.print(f"Would start, with the model {escape(planned.model or '')}:", highlight=False)
+    console.print(f"Would start, with the model {escape(planned.model or '')}:")
     table = _table("Worker", "Role", "Cores", "Slots", "Context")
     for worker in planned.plan.workers:
         cores = core_list(worker.cores) if worker.cores else f"any {worker.threads}"
         table.add_row(worker.id, _role(worker.role), cores, str(worker.slots), f"{worker.context_tokens:,} tokens")
-    console.print(table, highlight=False)
+    console.print(table)
     if planned.plan.gateway_cores:
-        console.print(f"Left to the gateway: core {core_list(planned.plan.gateway_cores)}", highlight=False)
+        console.print(f"Left to the gateway: core {core_list(planned.plan.gateway_cores)}")
     if planned.plan.worker_bytes is not None:
-        console.print(f"Memory: {planned.plan.worker_bytes / 1e9:.1f} GB a worker", highlight=False)
+        console.print(f"Memory: {planned.plan.worker_bytes / 1e9:.1f} GB a worker")
     for note in planned.plan.notes:
-        console.print(f"[yellow]Note:[/] {escape(note)}", highlight=False)
+        console.print(f"[yellow]Note:[/] {escape(note)}")
 
 
 def show_first_screen(
@@ -53,35 +55,36 @@ def show_first_screen(
     """`cores` tells where the workers that were started here are bound to, by id."""
     gateway, workers = state["gateway"], _by_role(state["workers"])
     models, waits = gateway["models"], [worker for worker in workers if worker["state"] != "ready"]
-    console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {ready_s:.1f} s\n", highlight=False)
+    console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {ready_s:.1f} s\n")
     facts = Table.grid(padding=(0, 2))
     facts.add_row("  API", f"{gateway['url']}/v1")
     facts.add_row("  Model", escape(", ".join(models) or "-"))
-    status = "twinpool status" if admin_url.endswith(":8001") else f"twinpool status {admin_url}"
+    status = "twinpool status" if admin_url == DEFAULT_ADMIN_URL else f"twinpool status {admin_url}"
     facts.add_row("  Admin", f"{admin_url}   [dim]({status})[/]")
     facts.add_row("  Engine", escape(_engines(workers)))
     if log is not None:
         facts.add_row("  Log", escape(_short(log)))
-    console.print(facts, highlight=False)
+    console.print(facts)
     table = _table("Worker", "Role", "Cores", "URL") if cores else _table("Worker", "Role", "URL")
     for worker in workers:
         where = [cores.get(worker["id"]) or "any"] if cores else []
         table.add_row(worker["id"], _role(worker["role"]), *where, worker["url"])
     console.print()
-    console.print(table, highlight=False)
+    console.print(table)
     for worker in waits:
         notes = (*notes, f"{worker['id']} is not up: {worker['reason']}")
     for note in notes:
-        console.print(f"  [yellow]Note:[/] {escape(note)}", highlight=False)
+        console.print(f"  [yellow]Note:[/] {escape(note)}")
     if models:
         console.print("\n  [bold]Try it:[/]\n")
-        console.print(curl(gateway["url"], models[0], needs_key=needs_key), soft_wrap=True, markup=False, highlight=False)
+        console.print(curl(gateway["url"], models[0], needs_key=needs_key), soft_wrap=True, markup=False)
     console.print("\n  [dim]Ctrl-C lets running answers finish, then stops everything.[/]\n")
 
 
 def curl(url: str, model: str, *, needs_key: bool) -> str:
     """A command that works when pasted into a shell, in lines that fit a terminal."""
-    body = f'{{"model": "{model}", "max_tokens": 64, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    body = json.dumps({"model": model, "max_tokens": 64, "messages": [question]})
     key = ' -H "Authorization: Bearer $TWINPOOL_API_KEY"' if needs_key else ""
     return f"curl {url}/v1/chat/completions{key} \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}"
 
@@ -92,17 +95,16 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     models = escape(", ".join(gateway["models"]) or "no model")
     console.print(
         f"[bold]{gateway['url']}[/]  {mood} {models}  [dim]Twinpool {state['version']}, up {_age(state['uptime_s'])}[/]",
-        highlight=False,
     )
     handles = ", ".join(f"{count} {name}" for name, count in state["handles"].items() if count) or "none"
-    console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.", highlight=False)
-    console.print(f"Engine: {escape(_engines(state['workers']))}", highlight=False)
-    console.print(_pools(state["workers"]), highlight=False)
+    console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.")
+    console.print(f"Engine: {escape(_engines(state['workers']))}")
+    console.print(_pools(state["workers"]))
     for worker in _by_role(state["workers"]):
         if worker["reason"]:
-            console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}", highlight=False)
+            console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}")
     if state["decisions"]:
-        console.print(_decisions(state["decisions"]), highlight=False)
+        console.print(_decisions(state["decisions"]))
     else:
         console.print("No decision yet: send a request.")
 

@@ -82,10 +82,10 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
 
     from twinpool.cli.running import Running
 
-    news = Console(stderr=True)
+    news = Console(stderr=True, highlight=False)
 
     def say(text: str) -> None:
-        news.print(f"twinpool: {text}", markup=False, highlight=False, soft_wrap=True)
+        news.print(f"twinpool: {text}", markup=False, soft_wrap=True)
 
     def show(admin_url: str, state: Mapping[str, Any]) -> None:
         _show_ready(service, admin_url, state, ready_s=time.monotonic() - began, as_json=as_json)
@@ -106,7 +106,7 @@ def _show_dry_run(asked: Asked, *, as_json: bool) -> None:
 
     from twinpool.cli.screen import show_plan
 
-    show_plan(Console(), planned)
+    show_plan(Console(highlight=False), planned)
 
 
 def _show_ready(service: "Service", admin_url: str, state: Mapping[str, Any], *, ready_s: float, as_json: bool) -> None:
@@ -119,7 +119,7 @@ def _show_ready(service: "Service", admin_url: str, state: Mapping[str, Any], *,
 
     local = service.fleet if isinstance(service.fleet, Local) else None
     show_first_screen(
-        Console(),
+        Console(highlight=False),
         state,
         ready_s=ready_s,
         admin_url=admin_url,

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from twinpool.errors import UserError
 
+DEFAULT_ADMIN_URL = "http://127.0.0.1:8001"
 TIMEOUT_S = 5.0
 
 

@@ -7,11 +7,11 @@ import click
 
 from twinpool.cli.files import read_secret
 from twinpool.cli.fleet import engine_url
-from twinpool.cli.state import fetch_state
+from twinpool.cli.state import DEFAULT_ADMIN_URL, fetch_state
 
 
 @click.command(short_help="Show a running gateway's pools")
-@click.argument("url", default="http://127.0.0.1:8001")
+@click.argument("url", default=DEFAULT_ADMIN_URL)
 @click.option("--admin-token-file", type=click.Path(path_type=Path), help="The token that `serve` was given.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, as the gateway gives it.")
 def command(url: str, admin_token_file: Path | None, as_json: bool) -> None:
@@ -28,4 +28,4 @@ def command(url: str, admin_token_file: Path | None, as_json: bool) -> None:
 
     from twinpool.cli.screen import show_status
 
-    show_status(Console(), state)
+    show_status(Console(highlight=False), state)
