@@ -338,3 +338,36 @@ async def test_pages(pool):
         assert (await get(pool, engine, "/health")).status == 503
         engine.script.api_key = "W"
         assert (await get(pool, engine, "/health")).status == 401
+
+
+async def test_it_can_be_as_frank_as_the_embedded_worker(pool):
+    async with ScriptedEngine(Script(is_embedded=True, slots=3)) as one, ScriptedEngine(Script(is_embedded=True)) as two:
+        said = json.loads((await get(pool, one, "/twinpool/identity")).body)
+        assert (said["incarnation"], said["slots"]) == (one.ledger.engine_id, 3)
+        answer = await post(pool, two, CHAT | {"kv_transfer_params": await prefill(pool, one)})
+        assert answer.header(b"x-twinpool-handoff-bytes") == b"%d" % (4 * one.script.bytes_per_token)
+        assert float(answer.header(b"x-twinpool-handoff-s")) > 0
+    async with ScriptedEngine() as stock:
+        assert (await get(pool, stock, "/twinpool/identity")).status == 404
+
+
+async def test_an_embedded_one_frees_a_handle_for_who_can_sign(pool):
+    async with ScriptedEngine(Script(is_embedded=True)) as engine:
+        handle = await prefill(pool, engine)
+        origin, target = Origin(engine.host, engine.port), f"/v1/kv/{handle['remote_request_id']}"
+        forged = await pool.fetch(origin, "DELETE", target, [(b"x-twinpool-signature", b"forged")], timeout_s=5)
+        assert (forged.status, engine.ledger.held) == (403, 1)
+        signature = handle["twinpool_signature"].encode()
+        freed = await pool.fetch(origin, "DELETE", target, [(b"x-twinpool-signature", signature)], timeout_s=5)
+        assert (freed.status, engine.ledger.held) == (204, 0)
+
+
+async def test_tokens_can_wait_for_the_tests_word(pool):
+    async with ScriptedEngine(Script(steps=asyncio.Semaphore(0))) as engine:
+        asking = asyncio.create_task(post(pool, engine, CHAT | {"max_tokens": 2, "stream": True}))
+        await until(lambda: engine.running == 1)
+        engine.script.steps.release()
+        await until(lambda: engine.script.steps.locked() and engine.generated_tokens == 2)
+        assert not asking.done()
+        engine.script.steps.release()
+        assert events(await asking)[-1] == "[DONE]"

@@ -120,6 +120,13 @@ class ScriptedEngine:
         if delay_s > 0:
             await asyncio.sleep(delay_s * self.script.time_scale)
 
+    async def step(self) -> None:
+        """Until the model has written one more token."""
+        if self.script.steps is not None:
+            await self.script.steps.acquire()
+        else:
+            await self.pause(self.script.token_interval_s)
+
     def next_id(self) -> str:
         self._ids += 1
         return f"{self.ledger.engine_id[-12:]}-{self._ids}"
@@ -148,6 +155,7 @@ class ScriptedEngine:
             "remote_blocks_expiry_time": None,
             "transfer_mode": "pull",
             "remote_prefill_cached_tokens": 0,
+            **({"twinpool_signature": f"signed {handle.request_id}"} if script.is_embedded else {}),
             **script.handle_extras,
         }
 
@@ -174,6 +182,8 @@ class ScriptedEngine:
             await self._complete(request, responder)
         elif request.path == "/kv/pull":
             await self._give(request, responder)
+        elif request.path.startswith("/v1/kv/") and request.method == "DELETE" and self.script.is_embedded:
+            self._release(request, responder)
         else:
             self._send_page(request, responder)
 
@@ -228,6 +238,28 @@ class ScriptedEngine:
         pulled = Pulled(handle.prompt, handle.tokens, is_unreadable=False) if handle else Pulled(None, 0, is_unreadable=False)
         self._send(responder, 200, pulled)
 
+    def _release(self, request: Request, responder: Responder) -> None:
+        """204 whatever became of the handle, as from the embedded worker."""
+        handle = request.path.rpartition("/")[2]
+        if request.header(b"x-twinpool-signature") != f"signed {handle}".encode():
+            self._send(responder, 403, error_envelope(403, "this KV handle's signature is wrong", "handle_error"))
+            return
+        self.ledger.release(handle)
+        responder.send(204, [], b"")
+
+    def _identity(self) -> dict[str, Any]:
+        script = self.script
+        return {
+            "kind": "twinpool-worker",
+            "engine": "scripted",
+            "engine_version": "1",
+            "incarnation": self.ledger.engine_id,
+            "model": script.models[0],
+            "context_tokens": script.max_model_tokens,
+            "slots": script.slots,
+            "lease_s": script.lease_s * script.time_scale,
+        }
+
     def _send_page(self, request: Request, responder: Responder) -> None:
         match request.path:
             case "/health":
@@ -239,6 +271,8 @@ class ScriptedEngine:
                 responder.send(200, [(b"content-type", b"text/plain; version=0.0.4")], metrics.render(self))
             case "/version":
                 self._send(responder, 200, {"version": "0.32.0+scripted"})
+            case "/twinpool/identity" if self.script.is_embedded:
+                self._send(responder, 200, self._identity())
             case "/ledger":
                 self._send(responder, 200, self.ledger.report())
             case _:

@@ -1,5 +1,6 @@
 """What a test sets and what it can look at afterwards."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,9 +112,15 @@ class Script:
     max_model_tokens: int = 8192
     api_key: str | None = None
     health_status: int = 200
+    is_embedded: bool = False
+    """It has what the embedded worker has beside vLLM's dialect: it says what it is, and frees a handle on DELETE."""
+    slots: int = 256  # what it says; not kept to
+    tells_handoff: bool = True  # when embedded: seconds and bytes of a handoff, in the head of the answer
 
     prefill_s_per_token: float = 0.0
     token_interval_s: float = 0.0
+    steps: asyncio.Semaphore | None = None
+    """In place of the interval: each token waits until the test has released one more."""
     answer_tokens: int = 16  # what it says when no limit is lower
     time_scale: float = 1.0
 

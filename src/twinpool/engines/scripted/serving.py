@@ -6,6 +6,7 @@ decide ─► Reply: as scripted
 
 import asyncio
 from collections.abc import Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,6 +87,7 @@ class _Serving:
         self._responder = responder
         self._but = but
         self._pulled_tokens = 0
+        self._handoff_took_s = 0.0
 
     async def run(self) -> None:
         is_chat = self._recorded.path.endswith("/chat/completions")
@@ -115,6 +117,7 @@ class _Serving:
         """What the pulled KV makes this engine say, whatever its own prompt is. None: read the prompt after all."""
         kv = self._asked.kv
         peer = f"{kv.get('remote_host')}:{kv.get('remote_port')}"
+        began = monotonic()
         await self._engine.pause(self._script.handoff_s)
         try:
             if peer in self._script.poisoned_peers:
@@ -129,11 +132,19 @@ class _Serving:
             raise Objection("kv_not_ready", status=503, kind="ServiceUnavailable")
         if pulled.prompt is None:
             return [_GARBAGE_TEXT] * self._asked.n
+        self._handoff_took_s = monotonic() - began
         self._pulled_tokens = pulled.tokens
         self._engine.pulled_tokens += pulled.tokens
         self._engine.computed_prompt_tokens += 1
         garbage = [_GARBAGE_TEXT] * (self._asked.n - 1)  # the first choice has spent the handle
         return [self._text(pulled.prompt, 0), *garbage]
+
+    def _handoff_headers(self) -> list[tuple[bytes, bytes]]:
+        """What the embedded worker says of a handoff."""
+        if not (self._pulled_tokens and self._script.is_embedded and self._script.tells_handoff):
+            return []
+        moved = self._pulled_tokens * self._script.bytes_per_token
+        return [(b"x-twinpool-handoff-s", b"%.6f" % self._handoff_took_s), (b"x-twinpool-handoff-bytes", b"%d" % moved)]
 
     def _handle(self) -> dict[str, Any]:
         """What prefill adds to its answer."""
@@ -148,7 +159,7 @@ class _Serving:
 
     async def _whole(self, texts: list[Text]) -> None:
         for _ in range(max(text.shown_tokens for text in texts)):
-            await self._engine.pause(self._script.token_interval_s)
+            await self._engine.step()
         self._engine.generated_tokens += sum(text.shown_tokens for text in texts)
         if self._but.end is not End.END:
             await end(self._but.end, self._responder, is_raw=True)
@@ -158,7 +169,7 @@ class _Serving:
         answer["usage"] = self._usage(sum(text.shown_tokens for text in texts))
         answer |= self._handle()
         self._recorded.status = 200
-        self._responder.send(200, [(b"content-type", b"application/json")], _encode(answer))
+        self._responder.send(200, [(b"content-type", b"application/json"), *self._handoff_headers()], _encode(answer))
 
     def _whole_choice(self, index: int, text: Text) -> dict[str, Any]:
         content = "".join(text.tokens)
@@ -172,12 +183,12 @@ class _Serving:
 
     async def _stream(self, texts: list[Text]) -> None:
         self._recorded.status = 200
-        self._responder.start(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        self._responder.start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), *self._handoff_headers()])
         for sent, (waits, event) in enumerate(self._events(texts)):
             if sent == self._but.stops_after_events:
                 break
             if waits:
-                await self._engine.pause(self._script.token_interval_s)
+                await self._engine.step()
             while self._responder.is_paused:
                 await self._writable()
             self._responder.write(b"data: %b\n\n" % (event if isinstance(event, bytes) else _encode(event)))
