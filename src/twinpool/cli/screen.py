@@ -1,4 +1,4 @@
-"""What people see: the plan, the first screen of `serve`, and the tables of `status`. Made for consoles without highlighting."""
+"""What people see: the plan, the first screen of `serve`, the tables of `status`; for consoles without highlighting."""
 
 import json
 import shlex
