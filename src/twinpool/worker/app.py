@@ -115,7 +115,8 @@ async def _serve(
     await engine.open()
     model = await asyncio.to_thread(fingerprint, Path(settings.model_path))
     signer = Signer(settings.handoff_secret or secrets.token_hex(32))
-    kind = f"{model}/{engine.facts.version}/{engine.facts.kv_bytes_per_token}"  # KV is one build's own format
+    # saved KV is one build's own format, and has a part for each slot: a worker reads only what one with as many wrote
+    kind = f"{model}/{engine.facts.version}/{engine.facts.kv_bytes_per_token}/{settings.slots}"
     worker = Worker(Generator(settings, engine, folder, signer, incarnation, kind))
     runner = web.AppRunner(
         worker.application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.drain_timeout_s
@@ -282,6 +283,8 @@ class Worker:
             response.content_type = "application/octet-stream"
             async with asyncio.timeout(self._settings.pull_timeout_s):
                 await response.prepare(request)
+        except TimeoutError:
+            raise ConnectionError("the decode worker reads too slowly") from None
         finally:
             generator.folder.remove(held.file_name)
         out.labels("out", TCP).inc(held.kv_bytes)

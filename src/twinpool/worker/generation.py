@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from twinpool.errors import BadRequestError, HandleError, Reason, RequestError, UnavailableError
+from twinpool.errors import BadRequestError, HandleError, Reason, RequestError, UnavailableError, UpstreamError
 from twinpool.worker.asked import Asked
 from twinpool.worker.engine import TOKEN_BYTES, Engine, packed, unpacked
 from twinpool.worker.handles import HandleLedger
@@ -308,9 +308,15 @@ class Generator:
             if written < expected:
                 raise UnavailableError(f"only {written} of {expected} bytes of KV could be kept", retry_after_s=1)
         except BaseException:
-            self.folder.remove(name)
+            self._keep(self._remove_when_settled(slot.number, name))  # llama.cpp may still be writing it
             raise
         return written
+
+    async def _remove_when_settled(self, slot: int, name: str) -> None:
+        try:
+            await self.engine.settle(slot)
+        finally:
+            self.folder.remove(name)
 
     async def _restore(self, ticket: Ticket, slot: Slot, prompt: Prompt, name: str) -> None:
         slot.prompt = b""
@@ -329,7 +335,7 @@ class Generator:
                 await consumer.event(index, event)
         end = consumer.finished(index)
         if end is None:
-            return
+            raise UpstreamError("the engine's stream ended before its answer did")
         self.metrics.prompt_tokens_computed.inc(end.computed_prompt_tokens)
         self.metrics.generation_tokens.inc(end.completion_tokens)
         if end.computed_prompt_tokens > 1:
@@ -343,7 +349,7 @@ class Generator:
             return None
         handle = self.signer.read(asked.handle)
         if handle.model != self.model_fingerprint:
-            raise HandleError("this KV handle was made with another model or engine", Reason.HANDLE_FOREIGN)
+            raise HandleError("this KV handle was made with another model, engine or number of slots", Reason.HANDLE_FOREIGN)
         if handle.prompt_sha256 != prompts[0].sha256 or handle.prompt_tokens != prompts[0].count:
             raise BadRequestError(
                 "this KV handle was made for another prompt", Reason.INVALID_VALUE, param="kv_transfer_params"
@@ -374,9 +380,12 @@ class Generator:
         kept = False
         try:
             if tokens_in_file(self.folder.file(pulled.file_name)) != prompt.kv:
-                raise BadRequestError("the KV handed over is another prompt's", param="kv_transfer_params")
+                raise UpstreamError("the KV handed over is another prompt's", Reason.HANDOFF_FAILED)
             slot = await ticket.slot(self.settings.queue_timeout_s)
-            await self._restore(ticket, slot, prompt, pulled.file_name)
+            try:
+                await self._restore(ticket, slot, prompt, pulled.file_name)
+            except BadRequestError as error:  # llama.cpp's word for a file it does not like; the client has done nothing wrong
+                raise UpstreamError(f"the KV handed over is not good here: {error}", Reason.HANDOFF_FAILED) from None
             slot.prompt = (
                 b""  # never reused: the colocated run that proves a handoff right must not start from that handoff's KV
             )

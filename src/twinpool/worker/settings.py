@@ -12,7 +12,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The name that clients ask for and that answers carry."""
     host: str = "127.0.0.1"  # a worker has no authentication of its own: the gateway is the public side
     port: int = 0  # any free one; the ready line says which
-    slots: int = 4  # requests at once: more streams than that share one core's 15 ms a token too thinly
+    slots: int = 4
+    """Requests at once: more streams share one core's 15 ms a token too thinly. The same for all workers of a fleet: llama.cpp
+    reads saved KV only with as many."""
     context_tokens: int | None = None  # a request's; None: the model's, at most MAX_DEFAULT_CONTEXT_TOKENS
     batch_tokens: int = 256
     """Tokens a step, prompt tokens included (llama.cpp's n_batch; its n_ubatch is at most this).
