@@ -36,6 +36,7 @@ class Asked(Given):
     slo_itl_s: float | None = None
     expose_route: bool | None = None
     journal: Path | None = None
+    access_log: Path | None = None
     log: str | None = None
 
 
@@ -58,6 +59,7 @@ class Service:
     api_keys: frozenset[str]
     admin_token: str | None
     journal: Path | None
+    access_log: Path | None
     fleet: tuple[Engine, ...] | Local
 
 
@@ -78,13 +80,13 @@ def prepare(asked: Asked) -> Service:
     fleet = choose_fleet(config, asked)
     api_keys = read_api_keys(asked.api_key_file)
     admin_token = read_secret(asked.admin_token_file, "--admin-token-file") if asked.admin_token_file else None
-    if asked.journal and not asked.journal.absolute().parent.is_dir():
-        raise UserError(f"no such folder: {asked.journal.absolute().parent} (for --journal)")
+    for file, option in ((asked.journal, "--journal"), (asked.access_log, "--access-log")):
+        if file and not file.absolute().parent.is_dir():
+            raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
-    return Service(
-        config, api_keys, admin_token, asked.journal, _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
-    )
+    engines = _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines)
 
 
 def dry_run(asked: Asked) -> DryRun:

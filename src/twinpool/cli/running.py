@@ -71,7 +71,13 @@ class Running:
         from twinpool.gateway.app import Gateway  # only now: the workers load their model meanwhile
 
         service = self.service
-        return Gateway(service.config, api_keys=service.api_keys, admin_token=service.admin_token, journal=service.journal)
+        return Gateway(
+            service.config,
+            api_keys=service.api_keys,
+            admin_token=service.admin_token,
+            journal=service.journal,
+            access_log=service.access_log,
+        )
 
     @asynccontextmanager
     async def _workers(self) -> AsyncIterator[None]:

@@ -23,10 +23,11 @@ from twinpool.errors import (
     UnavailableError,
     UserError,
 )
+from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.admin import Admin
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.driver import Driver
-from twinpool.gateway.journal import JournalWriter
+from twinpool.gateway.journal import Journal
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import ROUTES, Endpoint, read_call
@@ -49,19 +50,20 @@ class Gateway:
         api_keys: frozenset[str] = frozenset(),
         admin_token: str | None = None,
         journal: Path | None = None,
+        access_log: Path | None = None,
     ) -> None:
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
         controller = build_controller(config.routing)
         self._metrics = Metrics(controller, config.objectives.long_prompt_tokens)
-        self._journal = JournalWriter(journal, config.routing) if journal is not None else None
         self._driver = Driver(
             controller,
             self._pool,
             config.timeouts,
             self._metrics,
-            self._journal,
+            Journal(journal, config.routing) if journal is not None else None,
+            AccessLog(access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )
         self._changed = asyncio.Event()

@@ -17,13 +17,16 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
+from twinpool.core.model import Usage
 from twinpool.errors import Reason, RequestError
+from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.calls import ClientRequest
-from twinpool.gateway.journal import JournalWriter
+from twinpool.gateway.journal import Journal
 from twinpool.gateway.legs import Legs
 from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.release import Releases
 from twinpool.http1 import Origin, Pool
+from twinpool.measure.timeline import Timeline
 
 _MESSAGES = {
     Reason.QUEUE_FULL: "the service is at its limit; try again later",
@@ -60,7 +63,8 @@ class Driver:
         pool: Pool,
         timeouts: Timeouts,
         metrics: Metrics,
-        journal: JournalWriter | None,
+        journal: Journal | None,
+        access_log: AccessLog | None,
         *,
         expose_route: bool,
     ) -> None:
@@ -69,6 +73,7 @@ class Driver:
         self.probe_now: Callable[[str], None] = lambda worker: None
         self._metrics = metrics
         self._journal = journal
+        self._access_log = access_log
         self._legs = Legs(pool, timeouts, self.feed, expose_route=expose_route)
         self._releases = Releases(pool, timeouts.release_s, self.feed)
         self._requests: dict[str, ClientRequest] = {}
@@ -142,8 +147,9 @@ class Driver:
             self._end(request.id, "failed")
         await self._releases.close()
         await self._legs.close()
-        if self._journal is not None:
-            await asyncio.to_thread(self._journal.close)
+        for record in (self._journal, self._access_log):
+            if record is not None:
+                await asyncio.to_thread(record.close)
 
     # The loop
 
@@ -245,13 +251,15 @@ class Driver:
                 request.prompt_tokens = event.usage.prompt_tokens
             tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
             self._metrics.finished(request, event.timeline, tokens)
-            self._end(event.request, "ok")
+            self._end(event.request, "ok", event.timeline, event.usage)
 
-    def _end(self, name: str, outcome: str) -> None:
+    def _end(self, name: str, outcome: str, timeline: Timeline | None = None, usage: Usage | None = None) -> None:
         request = self._requests.pop(name, None)
         if request is None:
             return
         self._metrics.ended(request.path, outcome)
+        if self._access_log is not None:
+            self._access_log.write(request, outcome, timeline or request.timeline(monotonic()), usage)
         if not request.ended.done():
             request.ended.set_result(None)
         if not self._requests:

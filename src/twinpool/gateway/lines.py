@@ -1,7 +1,7 @@
-"""Writes the journal from a thread of its own, so that no disk ever holds up the event loop.
+"""Writes files of lines from a thread of its own, so that no disk ever holds up the event loop.
 
 The loop hands over finished lines; the thread writes what has gathered and flushes. A disk that fails is said once, loudly,
-and ends the journal, not the service.
+and ends the file, not the service.
 """
 
 import queue
@@ -9,31 +9,27 @@ import sys
 import threading
 from pathlib import Path
 
-from twinpool import __version__
-from twinpool.config import Routing
-from twinpool.core.commands import Command
-from twinpool.core.events import Event
-from twinpool.core.journal import Header, encode_header, encode_step
 from twinpool.errors import UserError
 
 
-class JournalWriter:
-    """One journal file, begun anew. `write` never blocks; `close` returns when everything is on its way to the disk."""
+class LineWriter:
+    """One file, begun anew or gone on with. `write` never blocks; `close` returns when everything is on its way to the disk."""
 
-    def __init__(self, path: Path, rules: Routing) -> None:
+    def __init__(self, path: Path, what: str, *, appends: bool) -> None:
+        self._what = what
         try:
-            self._file = path.open("wb")
+            self._file = path.open("ab" if appends else "wb")
         except OSError as wrong:
-            raise UserError(f"cannot write the journal {path}: {wrong.strerror}; choose another with --journal") from wrong
+            raise UserError(f"cannot write the {what} {path}: {wrong.strerror}; choose another file") from wrong
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_open = True
-        self._lines.put(encode_header(Header(version=__version__, rules=rules)))
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=what, daemon=True)
         self._thread.start()
 
-    def write(self, event: Event, commands: list[Command]) -> None:
+    def write(self, line: bytes) -> None:
+        """`line` has its end."""
         if self._is_open:
-            self._lines.put(encode_step(event, commands))
+            self._lines.put(line)
 
     def close(self) -> None:
         self._lines.put(None)
@@ -48,4 +44,4 @@ class JournalWriter:
                         self._file.flush()
             except OSError as wrong:
                 self._is_open = False
-                print(f"twinpool: the journal ends here, the service goes on: {wrong}", file=sys.stderr)  # noqa: T201
+                print(f"twinpool: the {self._what} ends here, the service goes on: {wrong}", file=sys.stderr)  # noqa: T201
