@@ -28,6 +28,12 @@ def text(tokens: int) -> str:
     return f"Note {seed}: {' '.join(chosen)}"
 
 
+def tokens(count: int) -> list[int]:
+    """Exactly that many tokens of a vocabulary's plain middle, for `completions`."""
+    chosen = random.Random(secrets.token_hex(4))
+    return [chosen.randrange(1000, 20000) for _ in range(count)]
+
+
 def body(path: str, tokens: int, **fields: Any) -> Body:
     """A request to `path` (``chat/completions`` or ``completions``), greedy, whose prompt has about that many tokens."""
     common = {"temperature": 0, **fields}
@@ -36,3 +42,8 @@ def body(path: str, tokens: int, **fields: Any) -> Body:
     # the template's own words and the seed come on top
     messages = [{"role": "system", "content": "Go on."}, {"role": "user", "content": text(max(tokens - 20, 1))}]
     return {"messages": messages, **common}
+
+
+def going_on_for_ever() -> Body:
+    """A field of llama.cpp's: only the limit ends the answer."""
+    return {"ignore_eos": True}

@@ -68,6 +68,10 @@ class Service:
             )
         )
 
+    def wait_until_idle(self, within_s: float = 3.0) -> None:
+        """An engine leaves a request that nobody waits for at the end of its step, which can take a second."""
+        until(self.is_idle, within_s=within_s)
+
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """A command that ends by itself."""

@@ -62,11 +62,15 @@ def post(url: str, path: str, body: dict[str, Any], headers: dict[str, str] | No
     return ask(url, "POST", f"/v1/{path}", json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})})
 
 
+def dial(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S)
+
+
 @contextmanager
 def sent(url: str, data: bytes) -> Iterator[socket.socket]:
     """A socket on which these bytes were sent. The end of the block hangs up."""
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=TIMEOUT_S) as connection:
+    with dial(url) as connection:
         connection.sendall(data)
         yield connection
 
