@@ -4,6 +4,7 @@ stopped ──start()──► up ──stop()──► stopped        restart()
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -46,6 +47,8 @@ class ScriptedEngine:
         self.recorded: list[Recorded] = []
         """Completion requests, in the order they came; over all incarnations."""
         self.peak_running = 0
+        self.pages: Counter[str] = Counter()
+        """How often each other page was asked for: probes and scrapes."""
         self._server: Server | None = None
         self._reset_counts()
 
@@ -261,6 +264,7 @@ class ScriptedEngine:
         }
 
     def _send_page(self, request: Request, responder: Responder) -> None:
+        self.pages[request.path] += 1
         match request.path:
             case "/health":
                 responder.send(self.script.health_status, [], b"")

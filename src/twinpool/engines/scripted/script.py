@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -29,7 +29,7 @@ class Reply:
     status: int = 200
     headers: tuple[tuple[bytes, bytes], ...] = _JSON
     body: bytes = b""
-    chunks: tuple[tuple[float, bytes], ...] | None = None
+    chunks: Iterable[tuple[float, bytes]] | None = None
     head_delay_s: float = 0.0
     end: End = End.END
     is_raw: bool = False

@@ -49,6 +49,8 @@ async def play(engine: "ScriptedEngine", reply: Reply, recorded: Recorded, respo
         responder.start(reply.status, reply.headers)
     for delay_s, chunk in reply.chunks or ():
         await engine.pause(delay_s)
+        while responder.is_paused:
+            await writable(responder)
         if reply.is_raw:
             responder.transport.write(chunk)
         else:
@@ -67,6 +69,13 @@ async def end(how: End, responder: Responder, *, is_raw: bool = False) -> None:
         responder.abort()
     else:
         responder.finish()
+
+
+async def writable(responder: Responder) -> None:
+    """Until the client has read some of what it has."""
+    resumed = asyncio.Event()
+    responder.on_resume = resumed.set
+    await resumed.wait()
 
 
 async def _flushed(responder: Responder) -> None:
@@ -190,7 +199,7 @@ class _Serving:
             if waits:
                 await self._engine.step()
             while self._responder.is_paused:
-                await self._writable()
+                await writable(self._responder)
             self._responder.write(b"data: %b\n\n" % (event if isinstance(event, bytes) else _encode(event)))
         else:
             self._responder.finish()
@@ -255,8 +264,3 @@ class _Serving:
             "prompt_tokens_details": {"cached_tokens": cached},
             **self._but.usage,
         }
-
-    async def _writable(self) -> None:
-        resumed = asyncio.Event()
-        self._responder.on_resume = resumed.set
-        await resumed.wait()
