@@ -102,3 +102,11 @@ def test_a_prefill_without_a_good_handle_is_a_failed_handoff(answer: dict[str, o
 def test_a_prefill_that_ended_by_stop_hands_off_all_the_same() -> None:
     answer = {"kv_transfer_params": {"do_remote_prefill": True}, "choices": [{"finish_reason": "stop"}]}
     assert read_prefill_answer(json.dumps(answer).encode()).handle
+
+
+@pytest.mark.parametrize("container", ["extra_body", "vllm_xargs"])
+def test_no_field_of_ours_comes_in_through_an_object_that_an_engine_unfolds(container: str) -> None:
+    forged = dict.fromkeys(OURS, 1) | {"kept": 2}
+    assert json.loads(put_together(take_apart(json.dumps({container: forged}).encode()))) == {container: {"kept": 2}}
+    untouched = b'{"%b":{"a" : 1.0}}' % container.encode()
+    assert put_together(take_apart(untouched)) == untouched

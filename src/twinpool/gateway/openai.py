@@ -120,5 +120,5 @@ def _integer(fields: Fields, name: str) -> int | None:
 def _decode(decoder: msgspec.json.Decoder[T], raw: msgspec.Raw) -> T | None:
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -29,6 +29,9 @@ OURS = frozenset(
 )
 """Fields that steer which engines connect to which. From a client they are dropped: only ours ever reach an engine."""
 
+_UNFOLDED = frozenset({"extra_body", "vllm_xargs"})
+"""Objects whose fields some engine takes for the request's own: vLLM passes `vllm_xargs` on beside its `kv_transfer_params`."""
+
 
 def take_apart(body: bytes) -> Fields:
     """The top-level fields of a client's body without those of `OURS`; raises `BadRequestError` for anything else than an
@@ -39,8 +42,17 @@ def take_apart(body: bytes) -> Fields:
         raise BadRequestError("the body must be a JSON object", Reason.INVALID_JSON) from wrong
     except (msgspec.DecodeError, UnicodeDecodeError) as broken:
         raise BadRequestError(f"the body is not valid JSON: {broken}", Reason.INVALID_JSON) from broken
+    except RecursionError as deep:
+        raise BadRequestError("the body is nested too deeply", Reason.INVALID_JSON) from deep
     for name in OURS & fields.keys():
         del fields[name]
+    for name in _UNFOLDED & fields.keys():
+        try:
+            inner = _DECODER.decode(fields[name])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # no object: nothing can stand in it
+        if OURS & inner.keys():
+            fields[name] = msgspec.Raw(put_together({key: value for key, value in inner.items() if key not in OURS}))
     return fields
 
 
