@@ -161,6 +161,8 @@ class Driver:
             self._executors[type(command)](command)
         if isinstance(event, on.RequestFinished):
             self._finished(event)
+        elif isinstance(event, on.LegFailed):
+            self._metrics.leg_failed(event.leg, event.failure)
 
     def _set_timer(self) -> None:
         at = self.controller.next_wakeup()

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
 from twinpool.core.lifecycle import HandleState, WorkerState
-from twinpool.core.model import Role
+from twinpool.core.model import Failure, Leg, Role
 from twinpool.gateway.calls import ClientRequest
 from twinpool.measure.gaps import BOUNDS_S, Gaps
 from twinpool.measure.timeline import Timeline
@@ -57,6 +57,12 @@ class Metrics:
         self._decisions = Counter(
             "twinpool_decisions", "Decisions, by choice and reason.", ["choice", "reason"], registry=registry
         )
+        self._leg_failures = Counter(
+            "twinpool_leg_failures",
+            "Legs that failed, those that were tried again included.",
+            ["leg", "failure"],
+            registry=registry,
+        )
         self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
         self._gaps = _GapTotals()
         registry.register(self._gaps)
@@ -68,6 +74,9 @@ class Metrics:
 
     def decided(self, decision: Decision) -> None:
         self._decisions.labels(decision.choice, decision.why).inc()
+
+    def leg_failed(self, leg: Leg, failure: Failure) -> None:
+        self._leg_failures.labels(leg, failure).inc()
 
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
