@@ -30,9 +30,10 @@ def test_a_port_in_use_is_told_before_anything_is_started(option: str) -> None:
             prepare(Asked(**{**FREE, option: port}))
 
 
-def test_a_journal_needs_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["journal", "access_log"])
+def test_what_is_written_needs_its_folder(tmp_path: Path, option: str) -> None:
     with pytest.raises(UserError, match=r"no such folder: .*absent"):
-        prepare(Asked(**FREE, journal=tmp_path / "absent" / "journal"))
+        prepare(Asked(**{**FREE, option: tmp_path / "absent" / "file"}))
 
 
 def test_attaching_needs_neither_model_nor_engine() -> None:
