@@ -1,9 +1,7 @@
 """How a service looks when it has just started."""
 
-import json
-import urllib.request
-
 import pytest
+from tests.live import wire
 from tests.live.service import Service, is_alive
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(30, func_only=True)]
@@ -29,8 +27,7 @@ def test_reading_and_writing_are_processes_of_their_own(service: Service) -> Non
 
 
 def test_the_admin_port_shows_both_pools(service: Service) -> None:
-    with urllib.request.urlopen(f"{service.admin_url}/admin/state", timeout=10) as answer:
-        state = json.load(answer)
+    state = wire.ask(service.admin_url, "GET", "/admin/state").json()
     roles = {worker["id"]: worker["role"] for worker in state["workers"]}
     assert roles == {service.prefill.id: "prefill", service.decode.id: "decode"}
     scrape = service.scrape()
