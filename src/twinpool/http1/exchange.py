@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_HEAD_BYTES = 64 << 10
 _GRACE_S = 0.001
+_IDLE_TICKS = 10  # so a silence is noticed up to a tenth late
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,6 @@ class EngineConnection(asyncio.Protocol):
         self.is_closed = False
         self._pool = pool
         self._loop = loop
-        self._now: Callable[[], float] = loop.time  # to the millisecond, and cheap
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._parser = HttpResponseParser(self)
         self._served = 0
@@ -122,8 +122,11 @@ class EngineConnection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._deadlines = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
-        self._sent_at = self._heard_at = 0.0
+        self._deliver: Callable[[bytes], None] = _ignore  # the receiver's on_body, while it wants to hear
+        self._sent_at = 0.0
         self._is_overdue = False
+        self._was_heard = False  # since the timer looked last
+        self._quiet_ticks = 0
         self._has_head = False
         self._is_head_request = False
         self._is_interim = False
@@ -138,6 +141,7 @@ class EngineConnection(asyncio.Protocol):
         exchange = self._exchange = Exchange(self, is_reused=self._served > 0)
         self._served += 1
         self._receiver = receiver
+        self._deliver = receiver.on_body
         self._deadlines = deadlines
         self._is_head_request = is_head_request
         self._has_head = False
@@ -145,12 +149,14 @@ class EngineConnection(asyncio.Protocol):
         self._ends_with_connection = False
         self._head_bytes = 0
         self._is_overdue = False
-        self._sent_at = self._heard_at = self._now()
+        self._was_heard = False
+        self._quiet_ticks = 0
+        self._sent_at = self._loop.time()
         if body:
             self._transport.writelines((head, body))
         else:
             self._transport.write(head)
-        self._arm(deadlines.first_byte_s, deadlines.idle_s)
+        self._arm(deadlines.first_byte_s)
         return exchange
 
     def abort(self) -> None:
@@ -169,7 +175,7 @@ class EngineConnection(asyncio.Protocol):
     def resume(self) -> None:
         if self._is_paused and not self.is_closed:
             self._is_paused = False
-            self._heard_at = self._now()
+            self._was_heard = True
             self._transport.resume_reading()
 
     def lose(self, loss: Loss, detail: str = "") -> None:
@@ -186,23 +192,24 @@ class EngineConnection(asyncio.Protocol):
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._receiver is None:  # bytes that nobody asked for: do not take them for the next answer
-            self.close()
-            return
-        self._heard_at = self._now()
         if not self._has_head:
+            if self._receiver is None:  # bytes that nobody asked for: do not take them for the next answer
+                self.close()
+                return
             self._head_bytes += len(data)
+        self._was_heard = True
         try:
             self._parser.feed_data(data)
-        except HttpParserCallbackError as error:
+        except (HttpParserError, HttpParserUpgrade) as error:
+            self._refuse(error)
+        if self._exchange is None or not self._has_head:
+            self._after_feeding()
+
+    def _refuse(self, error: HttpParserError | HttpParserUpgrade) -> None:
+        if isinstance(error, HttpParserCallbackError):
             self.lose(Loss.PROTOCOL, "the receiver failed")
             raise (error.__context__ or error) from None
-        except HttpParserUpgrade:
-            self.lose(Loss.PROTOCOL, "it switched protocols")
-        except HttpParserError as error:
-            self.lose(Loss.PROTOCOL, str(error))
-        else:
-            self._after_feeding()
+        self.lose(Loss.PROTOCOL, "it switched protocols" if isinstance(error, HttpParserUpgrade) else str(error))
 
     def _after_feeding(self) -> None:
         if self._exchange is None:
@@ -257,8 +264,7 @@ class EngineConnection(asyncio.Protocol):
             self.on_message_complete()
 
     def on_body(self, data: bytes) -> None:
-        if self._receiver is not None:
-            self._receiver.on_body(data)
+        self._deliver(data)
 
     def on_message_complete(self) -> None:
         receiver = self._receiver
@@ -280,7 +286,7 @@ class EngineConnection(asyncio.Protocol):
             return
         if self._is_paused:
             self.resume()
-        self.idle_since = self._now()
+        self.idle_since = self._loop.time()
         self._pool.rests(self)
 
     def _forget(self) -> None:
@@ -290,25 +296,37 @@ class EngineConnection(asyncio.Protocol):
         if self._exchange is not None:
             self._exchange.detach()
         self._exchange = self._receiver = None
+        self._deliver = _ignore
+        self._has_head = False
 
-    def _check_deadline(self) -> None:
-        """One timer an exchange, which looks when the last byte came, rather than one that each byte sets anew."""
-        now = self._now()
-        if self._is_paused:
-            self._heard_at = now
-        limit_s = self._deadlines.idle_s if self._has_head else self._deadlines.first_byte_s
-        since = self._heard_at if self._has_head else self._sent_at
-        if limit_s is not None and now >= since + limit_s:
-            if not self._is_overdue:  # after a stall of our own loop, what came meanwhile is still to be read: one more turn
-                self._is_overdue = True
-                self._arm(_GRACE_S)
+    # Deadlines. One timer an exchange, which looks now and then: to set one anew with each byte would cost more than to relay
+    # it. Silence in a body is counted in ticks, so that a stall of our own loop, with bytes unread in the socket, is not taken
+    # for the engine's.
+
+    def _arm(self, left_s: float | None) -> None:
+        idle_s = self._deadlines.idle_s
+        tick_s = None if idle_s is None else idle_s / _IDLE_TICKS
+        spans = [span for span in (left_s, tick_s) if span is not None]
+        self._timer = self._loop.call_later(min(spans), self._check_deadlines) if spans else None
+
+    def _check_deadlines(self) -> None:
+        left_s = None
+        if self._has_head:
+            self._quiet_ticks = 0 if self._was_heard or self._is_paused else self._quiet_ticks + 1
+            self._was_heard = False
+            if self._quiet_ticks >= _IDLE_TICKS:
+                self.lose(Loss.IDLE_TIMEOUT, f"{self._deadlines.idle_s:g} s")
                 return
-            self.lose(Loss.IDLE_TIMEOUT if self._has_head else Loss.HEAD_TIMEOUT, f"{limit_s:g} s")
-            return
-        self._is_overdue = False
-        left_s = None if limit_s is None else since + limit_s - now
-        self._arm(left_s, None if self._has_head else self._deadlines.idle_s)
+        elif self._deadlines.first_byte_s is not None:
+            left_s = self._sent_at + self._deadlines.first_byte_s - self._loop.time()
+            if left_s <= 0:
+                if self._is_overdue:
+                    self.lose(Loss.HEAD_TIMEOUT, f"{self._deadlines.first_byte_s:g} s")
+                    return
+                self._is_overdue = True  # the loop may have stalled, too: one more turn
+                left_s = _GRACE_S
+        self._arm(left_s)
 
-    def _arm(self, *waits: float | None) -> None:
-        spans = [wait for wait in waits if wait is not None]
-        self._timer = self._loop.call_later(min(spans), self._check_deadline) if spans else None
+
+def _ignore(data: bytes) -> None:
+    pass

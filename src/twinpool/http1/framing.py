@@ -28,6 +28,15 @@ _NOT_SENT_UPSTREAM = _HOP_BY_HOP | {b"host", b"expect"}
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 LAST_CHUNK = b"0\r\n\r\n"
+_SIZE_LINES = [b"%x\r\n" % size for size in range(4096)]  # an event of a stream is smaller
+_join = b"".join
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk, with one copy of the data. Data is not empty: an empty chunk is the last. A table and a join take half the
+    time of formatting; three writes would take more."""
+    size = len(data)
+    return _join((_SIZE_LINES[size] if size < 4096 else b"%x\r\n" % size, data, b"\r\n"))
 
 
 def status_line(status: int) -> bytes:

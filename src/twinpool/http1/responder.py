@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from twinpool.errors import RequestError
-from twinpool.http1.framing import LAST_CHUNK, Headers, answer_headers, status_line
+from twinpool.http1.framing import LAST_CHUNK, Headers, answer_headers, chunk, status_line
 
 
 class _Framing(Enum):
@@ -94,7 +94,7 @@ class Responder:
         """One piece of the body, as one chunk."""
         if self._chunked:
             if data:  # an empty chunk would end the body
-                self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+                self.transport.write(chunk(data))
             return
         if self.is_over or not data:
             return
