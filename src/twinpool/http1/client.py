@@ -75,6 +75,8 @@ class Pool:
         """Send a request, once; returns when it is on its way. What comes back goes to `receiver`. Raises UpstreamLost if
         there is no connection to be had; from then on losses go to the receiver, and the caller must see to it that the
         exchange ends: `with exchange:`, or `abort`. `is_fresh`: on a new connection."""
+        if self._is_closed:
+            raise UpstreamLost(Loss.CLOSED_BY_US, str(origin))
         head = request_head(method, target, origin.authority, headers, len(body))
         connection = None if is_fresh else self._take_idle(origin)
         if connection is None:

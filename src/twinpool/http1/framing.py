@@ -60,8 +60,10 @@ def request_head(method: str, target: str, host: bytes, headers: Headers, body_b
 
 
 def _lines(headers: Headers, left_out: frozenset[bytes]) -> bytes:
-    lines = [b"%b: %b\r\n" % (name, value) for name, value in headers if name not in left_out]
-    block = b"".join(lines)
-    if not block.count(b"\n") == block.count(b"\r") == len(lines) or b"\0" in block:
+    kept = [header for header in headers if header[0] not in left_out]
+    if not kept:
+        return b""
+    block = b"\r\n".join(map(b": ".join, kept)) + b"\r\n"
+    if not block.count(b"\n") == block.count(b"\r") == len(kept) or b"\0" in block:
         raise ValueError("a header holds a line break or a NUL")
     return block

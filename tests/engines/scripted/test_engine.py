@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -371,3 +372,57 @@ async def test_tokens_can_wait_for_the_tests_word(pool):
         assert not asking.done()
         engine.script.steps.release()
         assert events(await asking)[-1] == "[DONE]"
+
+
+async def test_abort_takes_a_prefix_for_an_id_as_sglang_does(pool):
+    async with ScriptedEngine(Script(prefill_s_per_token=60)) as engine:
+        asking = [asyncio.create_task(post(pool, engine, CHAT | {"rid": rid})) for rid in ("req-1", "req-10", "req-2")]
+        await until(lambda: engine.running == 3)
+        assert (await post(pool, engine, {"rid": "req-1"}, "/abort_request")).status == 200
+        await until(lambda: engine.running == 1)
+        assert {recorded.body["rid"] for recorded in engine.recorded if recorded.was_aborted} == {"req-1", "req-10"}
+        ends = await asyncio.gather(*asking[:2], return_exceptions=True)
+        assert all(isinstance(end, UpstreamLost) for end in ends)
+        assert not asking[2].done()
+        asking[2].cancel()
+        await asyncio.wait(asking)
+
+
+async def test_a_script_can_be_changed_from_afar(pool):
+    order = {
+        "answer_tokens": 2,
+        "poisoned_peers": ["127.0.0.1:1"],
+        "replies": [
+            {"status": 429, "headers": {"Retry-After": "3"}, "body": {"error": "full"}},
+            {"chunks": [[0, "da"], [0, "ta"]]},
+            {"finish_reason": "abort"},
+        ],
+    }
+    async with ScriptedEngine() as engine:
+        assert (await post(pool, engine, order, "/script")).status == 200
+        full = await post(pool, engine, CHAT)
+        assert (full.status, full.header(b"retry-after"), full.body) == (429, b"3", b'{"error":"full"}')
+        assert (await post(pool, engine, CHAT)).body == b"data"
+        assert json.loads((await post(pool, engine, CHAT)).body)["choices"][0]["finish_reason"] == "abort"
+        assert said(await post(pool, engine, CHAT)) == answer_text(PROMPT, 2)
+        assert engine.script.poisoned_peers == {"127.0.0.1:1"}
+        for wrong in ({"answer_tokenz": 3}, {"answer_tokens": "x"}, {"answer_tokens": 5, "replies": 3}, []):
+            assert (await post(pool, engine, wrong, "/script")).status == 400
+        assert engine.script.answer_tokens == 2
+        recorded = json.loads((await get(pool, engine, "/recorded")).body)
+        assert [one["status"] for one in recorded] == [429, 200, 200, 200]
+
+
+async def test_it_can_be_a_process_of_its_own(pool):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "twinpool.engines.scripted", "--answer-tokens", "3", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        port = int(json.loads(await process.stdout.readline())["url"].rpartition(":")[2])
+        answer = await pool.fetch(
+            Origin("127.0.0.1", port), "POST", "/v1/chat/completions", body=json.dumps(CHAT).encode(), timeout_s=10
+        )
+        assert said(answer) == answer_text(PROMPT, 3)
+    finally:
+        process.terminate()
+        assert await process.wait() == 0

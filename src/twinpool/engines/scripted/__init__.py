@@ -4,6 +4,7 @@
     engine.py    listens, records, restarts, dies                   serving.py  one request, from its body to its last byte
     request.py   what a body asks for, and vLLM's objections to it  answers.py  which words, and how they look on the wire
     metrics.py   Prometheus text                                    __main__.py the same as a process of its own
+    remote.py    the script over HTTP
 
 By default it is a sane OpenAI engine, whose every word tells whose answer it is: to a prompt ending in `n17` it says
 `n17.0#<checksum of the prompt> n17.1 n17.2 …`, so that a swapped, doubled, stale or garbled answer shows. One word is one

@@ -8,12 +8,12 @@ from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import uuid4
 
 import msgspec
 
-from twinpool.engines.scripted import metrics
+from twinpool.engines.scripted import metrics, remote
 from twinpool.engines.scripted.ledger import Ledger
 from twinpool.engines.scripted.script import Recorded, Script, error_envelope
 from twinpool.engines.scripted.serving import serve_completion
@@ -50,6 +50,7 @@ class ScriptedEngine:
         self.pages: Counter[str] = Counter()
         """How often each other page was asked for: probes and scrapes."""
         self._server: Server | None = None
+        self._tasks: dict[Recorded, asyncio.Task[None]] = {}
         self._reset_counts()
 
     def _reset_counts(self) -> None:
@@ -187,6 +188,8 @@ class ScriptedEngine:
             await self._give(request, responder)
         elif request.path.startswith("/v1/kv/") and request.method == "DELETE" and self.script.is_embedded:
             self._release(request, responder)
+        elif request.path in ("/script", "/abort_request") and request.method == "POST":
+            self._obey(request, responder)
         else:
             self._send_page(request, responder)
 
@@ -195,14 +198,20 @@ class ScriptedEngine:
         ledger = self.ledger
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
+        task = self._tasks[recorded] = cast(asyncio.Task[None], asyncio.current_task())
         try:
             await serve_completion(self, recorded, responder)
         except asyncio.CancelledError:
-            recorded.disconnected_at = monotonic()
-            raise
+            if not recorded.was_aborted:
+                recorded.disconnected_at = monotonic()
+                raise
+            task.uncancel()
+            recorded.finished_at = monotonic()
+            responder.abort()
         else:
             recorded.finished_at = monotonic()
         finally:
+            del self._tasks[recorded]
             if ledger is self.ledger:  # not counted by an incarnation that never had it
                 self.running -= 1
 
@@ -250,6 +259,25 @@ class ScriptedEngine:
         self.ledger.release(handle)
         responder.send(204, [], b"")
 
+    def _obey(self, request: Request, responder: Responder) -> None:
+        try:
+            order = msgspec.json.decode(request.body)
+            if request.path == "/script":
+                remote.change(self.script, order)
+            else:
+                self._abort(str(order["rid"]))
+        except (msgspec.DecodeError, remote.OrderError, KeyError, TypeError) as error:
+            self._send(responder, 400, error_envelope(400, str(error)))
+        else:
+            self._send(responder, 200, {})
+
+    def _abort(self, prefix: str) -> None:
+        for recorded, task in list(self._tasks.items()):
+            rid = recorded.body.get("rid") if isinstance(recorded.body, dict) else None
+            if isinstance(rid, str) and rid.startswith(prefix):
+                recorded.was_aborted = True
+                task.cancel()
+
     def _identity(self) -> dict[str, Any]:
         script = self.script
         return {
@@ -279,6 +307,8 @@ class ScriptedEngine:
                 self._send(responder, 200, self._identity())
             case "/ledger":
                 self._send(responder, 200, self.ledger.report())
+            case "/recorded":
+                self._send(responder, 200, self.recorded)
             case _:
                 self._send(responder, 404, error_envelope(404, "Not Found", "NotFoundError"))
 

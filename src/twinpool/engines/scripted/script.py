@@ -72,7 +72,7 @@ class Default:
     handle: dict[str, Any] | Literal["true", "absent"] | None = "true"  # what prefill answers as kv_transfer_params
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Recorded:
     """One request, as it came and as it went. Times on `time.monotonic`."""
 
@@ -88,6 +88,8 @@ class Recorded:
     finished_at: float | None = None
     disconnected_at: float | None = None
     """The client left before its answer was finished."""
+    was_aborted: bool = False
+    """By `/abort_request`."""
 
     @property
     def is_running(self) -> bool:
