@@ -251,17 +251,17 @@ class Driver:
         if request is not None and request.attempt == event.attempt:
             if event.usage is not None:
                 request.prompt_tokens = event.usage.prompt_tokens
-            tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
-            self._metrics.finished(request, event.timeline, tokens)
             self._end(event.request, "ok", event.timeline, event.usage)
 
     def _end(self, name: str, outcome: str, timeline: Timeline | None = None, usage: Usage | None = None) -> None:
         request = self._requests.pop(name, None)
         if request is None:
             return
-        self._metrics.ended(request.path, outcome)
+        timeline = timeline or request.timeline(monotonic())
+        tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
+        self._metrics.ended(request, outcome, timeline, tokens)
         if self._access_log is not None:
-            self._access_log.write(request, outcome, timeline or request.timeline(monotonic()), usage)
+            self._access_log.write(request, outcome, timeline, usage)
         if not request.ended.done():
             request.ended.set_result(None)
         if not self._requests:

@@ -81,13 +81,12 @@ class Metrics:
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
 
-    def ended(self, path: str, outcome: str) -> None:
-        """One terminal outcome for each client request."""
-        self._requests.labels(path, outcome).inc()
-
-    def finished(self, request: ClientRequest, timeline: Timeline, prompt_tokens: int) -> None:
-        """A whole answer has gone out."""
-        self._e2e.observe(timeline.e2e_s)
+    def ended(self, request: ClientRequest, outcome: str, timeline: Timeline, prompt_tokens: int) -> None:
+        """One terminal outcome for each client request. What the client saw of a stream counts however it ended: those that
+        break or are left are not the fast ones. The time of a whole answer is told of whole answers alone."""
+        self._requests.labels(request.path, outcome).inc()
+        if outcome == "ok":
+            self._e2e.observe(timeline.e2e_s)
         if timeline.handoff_s is not None:
             self._handoff_s.observe(timeline.handoff_s)
         if request.handoff.moved_bytes is not None:
@@ -97,8 +96,9 @@ class Metrics:
             self._ttft.labels(length_class).observe(timeline.ttft_s)
             for part, seconds in timeline.ttft_parts_s().items():
                 self._parts.labels(part).observe(seconds)
-        if request.gaps is not None:
-            self._gaps.add(request.gaps)
+        gaps = (request.stream.gaps if request.stream is not None else None) or request.gaps
+        if gaps is not None:
+            self._gaps.add(gaps)
 
 
 class _GapTotals(Collector):
