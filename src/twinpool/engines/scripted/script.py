@@ -34,6 +34,7 @@ class Reply:
     end: End = End.END
     is_raw: bool = False
     """The chunks are what goes over the wire: no head, no framing but theirs."""
+    pulls_kv: bool = False  # a decode leg fetches its KV first, as an engine must that writes a token
 
     @classmethod
     def json(cls, value: Any, *, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> "Reply":
@@ -47,7 +48,7 @@ class Reply:
     @classmethod
     def stream(cls, *chunks: bytes, interval_s: float = 0.0, end: End = End.END) -> "Reply":
         """An event stream; chunk edges may fall anywhere in an event."""
-        return cls(headers=_EVENTS, chunks=tuple((interval_s, chunk) for chunk in chunks), end=end)
+        return cls(headers=_EVENTS, chunks=tuple((interval_s, chunk) for chunk in chunks), end=end, pulls_kv=True)
 
     @classmethod
     def hang(cls) -> "Reply":
@@ -99,6 +100,11 @@ class Recorded:
     def kv_transfer_params(self) -> dict[str, Any] | None:
         params = self.body.get("kv_transfer_params") if isinstance(self.body, dict) else None
         return params if isinstance(params, dict) else None
+
+    @property
+    def takes_over(self) -> bool:
+        """It is a decode leg."""
+        return bool((self.kv_transfer_params or {}).get("do_remote_prefill"))
 
 
 Decision = Reply | Default | None

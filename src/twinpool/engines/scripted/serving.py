@@ -28,6 +28,8 @@ async def serve_completion(engine: "ScriptedEngine", recorded: Recorded, respond
     """Answer as the script decides; the scripts' delays happen here."""
     decision = engine.script.decide(recorded)
     if isinstance(decision, Reply):
+        if decision.pulls_kv and recorded.takes_over:
+            await engine.pull(recorded.kv_transfer_params or {})
         await play(engine, decision, recorded, responder)
         return
     try:
@@ -49,6 +51,7 @@ async def play(engine: "ScriptedEngine", reply: Reply, recorded: Recorded, respo
         responder.start(reply.status, reply.headers)
     for delay_s, chunk in reply.chunks or ():
         await engine.pause(delay_s)
+        await asyncio.sleep(0)  # each in a packet of its own; and an endless reply must end when the client leaves
         while responder.is_paused:
             await writable(responder)
         if reply.is_raw:
