@@ -265,7 +265,8 @@ class House:
         """Wait until nothing of any request is left."""
         with suppress(AssertionError):
             await until(lambda: not self.remains(), within_s)
-        assert not self.remains()
+        found = self.remains()
+        assert not found, found
         self.controller.validate()
 
     def presented(self) -> list[str]:
@@ -274,7 +275,7 @@ class House:
             recorded.kv_transfer_params["remote_request_id"]
             for engine in (*self.decode, *self.colocated)
             for recorded in engine.recorded
-            if recorded.kv_transfer_params is not None and recorded.kv_transfer_params.get("do_remote_prefill")
+            if recorded.kv_transfer_params is not None and recorded.takes_over
         ]
 
     def arrivals(self) -> int:
