@@ -28,7 +28,6 @@ from prometheus_client import exposition
 import twinpool
 from twinpool.errors import (
     BadRequestError,
-    HandleError,
     NotFoundError,
     Reason,
     RequestError,
@@ -40,14 +39,20 @@ from twinpool.errors import (
 from twinpool.worker import memory
 from twinpool.worker.asked import Asked, Endpoint, parse
 from twinpool.worker.engine import Engine
-from twinpool.worker.generation import Generator
+from twinpool.worker.generation import Generator, Request
 from twinpool.worker.gguf_header import fingerprint, read_header
+from twinpool.worker.handing_over import HandingOver, Place
+from twinpool.worker.handles import HandleLedger
+from twinpool.worker.metrics import WorkerMetrics
 from twinpool.worker.openai_shapes import prefill_answer, whole_answer
+from twinpool.worker.prompt import Prompt, read_prompts
 from twinpool.worker.pull import SHARED_MEMORY, SIGNATURE_HEADER, TCP, Claim, Moved
 from twinpool.worker.sending import StreamedAnswer, WholeAnswer
 from twinpool.worker.settings import WorkerSettings
 from twinpool.worker.shared_memory import KvFolder
 from twinpool.worker.signing import Signer
+from twinpool.worker.slots import SlotPool
+from twinpool.worker.steps import Steps
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -62,6 +67,8 @@ def run(settings: WorkerSettings) -> None:
             os.sched_setaffinity(0, settings.cores)  # before llama.cpp makes its threads: they inherit it
         except OSError:
             raise UserError(f"this process may not use the cores {list(settings.cores)}") from None
+    if settings.advertise_host is None and settings.host in ("0.0.0.0", "::"):  # noqa: S104 no address to reach it by
+        raise UserError(f"--host {settings.host} needs --advertise-host: the address at which decode workers reach this one")
     model = Path(settings.model_path)
     memory.check(settings, read_header(model), model)
     listening = _bind(settings)
@@ -117,7 +124,8 @@ async def _serve(
     signer = Signer(settings.handoff_secret or secrets.token_hex(32))
     # saved KV is one build's own format, and has a part for each slot: a worker reads only what one with as many wrote
     kind = f"{model}/{engine.facts.version}/{engine.facts.kv_bytes_per_token}/{settings.slots}"
-    worker = Worker(Generator(settings, engine, folder, signer, incarnation, kind))
+    place = Place(incarnation, settings.advertise_host or settings.host, settings.port, kind)
+    worker = Worker(settings, engine, folder, signer, place)
     runner = web.AppRunner(
         worker.application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.drain_timeout_s
     )
@@ -135,7 +143,7 @@ async def _serve(
     await stop.wait()
     await worker.drain()
     await runner.cleanup()
-    await worker.generator.close()
+    await worker.close()
     await engine.close()
 
 
@@ -161,9 +169,14 @@ def _in_url(host: str) -> str:
 class Worker:
     """The routes."""
 
-    def __init__(self, generator: Generator) -> None:
-        self.generator = generator
-        self._settings = generator.settings
+    def __init__(self, settings: WorkerSettings, engine: Engine, folder: KvFolder, signer: Signer, place: Place) -> None:
+        self._settings, self._engine, self._folder, self._signer, self._place = settings, engine, folder, signer, place
+        self._ledger = HandleLedger(settings.lease_s)
+        self._pool = SlotPool(settings.slots, settings.queue_limit, engine.facts.reuse_tokens, engine.settle)
+        self._metrics = WorkerMetrics(self._pool, self._ledger)
+        self._steps = Steps(engine, folder, self._metrics)
+        self._handing_over = HandingOver(settings, place, signer, self._steps, self._pool, self._ledger)
+        self._generator = Generator(settings, self._steps, self._pool, self._handing_over)
         self._started = int(time.time())
         self._draining = False
         self._running = 0
@@ -182,20 +195,25 @@ class Worker:
                 web.get("/twinpool/identity", self._identity),
                 web.get("/version", self._identity),
                 web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
+                web.get("/metrics", self._show_metrics),
             ]
         )
         return application
+
+    async def close(self) -> None:
+        await self._steps.close()
+        await self._pool.settled()
+        await self._handing_over.close()
 
     async def drain(self) -> None:
         """No new work; returns when what runs has ended and every handle too, or the time is over."""
         self._draining = True
         until = time.monotonic() + self._settings.drain_timeout_s
-        while self._running or len(self.generator.ledger):
+        while self._running or len(self._ledger):
             left = until - time.monotonic()
             if left <= 0:
                 break
-            due = self.generator.ledger.next_expiry()
+            due = self._ledger.next_expiry()
             self._changed.clear()
             try:
                 async with asyncio.timeout(left if due is None else min(left, max(due - time.monotonic(), 0) + 0.05)):
@@ -223,37 +241,39 @@ class Worker:
         finally:
             self._running -= 1
             self._changed.set()
-            self.generator.metrics.requests.labels(leg, status).inc()
+            self._metrics.requests.labels(leg, status).inc()
         return response
 
     async def _answer(self, asked: Asked, arrived: float, request: web.Request) -> web.StreamResponse:
-        generator = self.generator
+        prompts = await read_prompts(self._engine, asked)
         if asked.makes_handle:
-            transfer, usage = await generator.make_handle(asked)
-            answer = prefill_answer(asked, self._settings.model_name, int(time.time()), usage, transfer)
-            response = _json(answer)
-            try:
-                await response.prepare(request)
-                await response.write_eof()
-            except BaseException:
-                generator.forget_handle(transfer["remote_request_id"])
-                raise
-            return response
-        prompts = await generator.prompts(asked)
+            return await self._answer_prefill_leg(asked, prompts[0], request)
+        handle = self._handing_over.checked(asked, prompts[0])
         count = len(prompts) * asked.choices
         if asked.stream:
             streamed = StreamedAnswer(asked, request, count)
             try:
-                await streamed.end(await generator.run(asked, prompts, arrived, streamed))
+                await streamed.end(await self._generator.run(Request(asked, prompts, handle, arrived, streamed)))
             except RequestError as error:
                 if not streamed.started:
                     raise
                 await streamed.fail(error)
             return streamed.response
         whole = WholeAnswer(asked, count)
-        usage = await generator.run(asked, prompts, arrived, whole)
-        kept = whole.kept()
-        return _json(whole_answer(asked, kept, whole.choices(), usage), whole.headers)
+        usage = await self._generator.run(Request(asked, prompts, handle, arrived, whole))
+        return _json(whole_answer(asked, whole.kept(), whole.choices(), usage), whole.headers)
+
+    async def _answer_prefill_leg(self, asked: Asked, prompt: Prompt, request: web.Request) -> web.StreamResponse:
+        handle, usage = await self._handing_over.make_handle(asked, prompt)
+        transfer = self._signer.write(handle)
+        response = _json(prefill_answer(asked, self._settings.model_name, int(time.time()), usage, transfer))
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except BaseException:
+            self._handing_over.forget(handle)
+            raise
+        return response
 
     # -- the handoff
 
@@ -262,44 +282,31 @@ class Worker:
             claim = msgspec.json.decode(await self._body(request), type=Claim)
         except msgspec.DecodeError as error:
             raise BadRequestError(f"not a claim: {error}") from None
-        generator, handle_id = self.generator, request.match_info["handle"]
-        handle = generator.signer.read(claim.params)
-        if handle.handle_id != handle_id:
-            raise HandleError("the claim is for another KV handle", Reason.HANDLE_FORGED)
-        if handle.engine_id != generator.incarnation:
-            raise HandleError("the worker that made this KV handle has restarted", Reason.HANDLE_UNKNOWN)
-        held = generator.ledger.claim(handle_id, time.monotonic())
+        held = self._handing_over.claim(request.match_info["handle"], claim)
         self._changed.set()
-        out = generator.metrics.handoff_bytes
+        out = self._metrics.handoff_bytes
         if (
             self._settings.shared_memory
             and claim.shared_folder
-            and generator.folder.give(held.file_name, claim.shared_folder, claim.marker)
+            and self._folder.give(held.file_name, claim.shared_folder, claim.marker)
         ):
             out.labels("out", SHARED_MEMORY).inc(held.kv_bytes)
-            return _json(msgspec.to_builtins(Moved(SHARED_MEMORY, held.kv_bytes)))
+            return _json(Moved(SHARED_MEMORY, held.kv_bytes))
         try:
-            response = web.FileResponse(generator.folder.file(held.file_name))
+            response = web.FileResponse(self._folder.file(held.file_name))
             response.content_type = "application/octet-stream"
             async with asyncio.timeout(self._settings.pull_timeout_s):
                 await response.prepare(request)
         except TimeoutError:
             raise ConnectionError("the decode worker reads too slowly") from None
         finally:
-            generator.folder.remove(held.file_name)
+            self._folder.remove(held.file_name)
         out.labels("out", TCP).inc(held.kv_bytes)
         return response
 
     async def _release(self, request: web.Request) -> web.StreamResponse:
-        generator, handle_id = self.generator, request.match_info["handle"]
-        known = generator.ledger.signature_of(handle_id)
-        signature = request.headers.get(SIGNATURE_HEADER, "")
-        if known is not None and not secrets.compare_digest(known.encode(), signature.encode()):
-            raise HandleError("this KV handle's signature is wrong", Reason.HANDLE_FORGED)
-        held = generator.ledger.release(handle_id, time.monotonic())
-        if held is not None:
-            generator.folder.remove(held.file_name)
-            self._changed.set()
+        self._handing_over.release(request.match_info["handle"], request.headers.get(SIGNATURE_HEADER, ""))
+        self._changed.set()
         return web.Response(status=204)
 
     # -- operations
@@ -310,21 +317,21 @@ class Worker:
             "object": "model",
             "created": self._started,
             "owned_by": "twinpool",
-            "max_model_len": self.generator.engine.facts.context_tokens,
+            "max_model_len": self._engine.facts.context_tokens,
         }
         return _json({"object": "list", "data": [model]})
 
     async def _identity(self, request: web.Request) -> web.StreamResponse:
-        facts, settings = self.generator.engine.facts, self._settings
+        facts, settings = self._engine.facts, self._settings
         return _json(
             {
                 "kind": "twinpool-worker",
                 "version": twinpool.__version__,
                 "engine": "llama.cpp",
                 "engine_version": facts.version,
-                "incarnation": self.generator.incarnation,
+                "incarnation": self._place.incarnation,
                 "model": settings.model_name,
-                "model_fingerprint": self.generator.model_fingerprint,
+                "model_fingerprint": self._place.kv_kind,
                 "context_tokens": facts.context_tokens,
                 "slots": settings.slots,
                 "lease_s": settings.lease_s,
@@ -338,9 +345,9 @@ class Worker:
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return _json({"status": "draining" if self._draining else "ok"})
 
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+    async def _show_metrics(self, request: web.Request) -> web.StreamResponse:
         # the plain format: in OpenMetrics a gauge and a counter must not share twinpool_worker_kv_handles
-        body = exposition.generate_latest(self.generator.metrics.registry)
+        body = exposition.generate_latest(self._metrics.registry)
         return web.Response(body=body, headers={"content-type": exposition.CONTENT_TYPE_PLAIN_0_0_4})
 
     # -- around all of them
@@ -374,7 +381,7 @@ class Worker:
             return _refuse(RequestError("the worker failed; its log says more"))
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["x-twinpool-incarnation"] = self.generator.incarnation
+        response.headers["x-twinpool-incarnation"] = self._place.incarnation
 
 
 def _json(answer: Any, headers: dict[str, str] | None = None) -> web.Response:
