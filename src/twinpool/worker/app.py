@@ -57,6 +57,7 @@ from twinpool.worker.steps import Steps
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _BACKLOG = 1024
+_CLOSE_S = 5.0  # draining is over by then: what is left is cancelled, and a long step is not waited for
 
 
 def run(settings: WorkerSettings) -> None:
@@ -126,9 +127,7 @@ async def _serve(
     kind = f"{model}/{engine.facts.version}/{engine.facts.kv_bytes_per_token}/{settings.slots}"
     place = Place(incarnation, settings.advertise_host or settings.host, settings.port, kind)
     worker = Worker(settings, engine, folder, signer, place)
-    runner = web.AppRunner(
-        worker.application(), handler_cancellation=True, access_log=None, shutdown_timeout=settings.drain_timeout_s
-    )
+    runner = web.AppRunner(worker.application(), handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     await web.SockSite(runner, listening, backlog=_BACKLOG).start()
     stop = asyncio.Event()
@@ -142,9 +141,13 @@ async def _serve(
     print(json.dumps(ready), flush=True)  # noqa: T201 the parent reads it
     await stop.wait()
     await worker.drain()
-    await runner.cleanup()
-    await worker.close()
-    await engine.close()
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await runner.cleanup()
+            await worker.close()
+            await engine.close()
+    except TimeoutError:
+        _log.warning("ending with work unfinished")
 
 
 def _stop_or_exit(stop: asyncio.Event, folder: KvFolder) -> None:
