@@ -37,6 +37,9 @@ _MESSAGES = {
     Reason.DEADLINE_EXCEEDED: "no engine answered in time",
 }
 
+_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.NO_WORKER, Reason.DRAINING})
+"""Ends of requests that no engine was given, or none had room for."""
+
 _KINDS = {429: "overloaded_error", 502: "upstream_error", 503: "unavailable_error", 504: "timeout_error"}
 
 DECISIONS_KEPT = 1000  # for the admin port
@@ -222,9 +225,10 @@ class Driver:
         request = self._requests.get(command.request)
         if request is None:
             return
+        is_refused = command.reason in _REFUSALS and not request.is_begun
         error = _error(command.status, command.reason, command.retry_after_s)
         request.fail(error, request.answer_headers(with_route=False))
-        self._end(command.request, "refused" if command.status in (429, 503) and not request.is_begun else "failed")
+        self._end(command.request, "refused" if is_refused else "failed")
 
     def _relay_failure(self, command: do.RelayFailure) -> None:
         request = self._requests.get(command.request)
