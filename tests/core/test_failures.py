@@ -39,7 +39,7 @@ def cancel(leg: Leg, attempt: int = 1) -> CancelLeg:
 
 RELEASE = ReleaseHandle(request="r", attempt=1, worker="p1")
 
-SPOILED = [F.ERROR, F.TIMED_OUT]
+SPOILED = [F.ERROR, F.TIMED_OUT, F.RESTARTED]
 
 
 # Before the first token: begun anew, elsewhere

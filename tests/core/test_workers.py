@@ -5,6 +5,7 @@ from tests.core.stage import Stage, prompt, worker
 
 from twinpool.config import Routing
 from twinpool.core.commands import (
+    BreakLeg,
     CancelLeg,
     FailRequest,
     ProbeWorker,
@@ -41,15 +42,16 @@ def test_a_restart_that_nobody_was_hit_by_commands_nothing() -> None:
     assert stage.worker("c1").facts.incarnation == "2"
 
 
-def test_a_restart_ends_streams_with_an_error() -> None:
+def test_a_restart_breaks_streams_off() -> None:
     stage = Stage(worker("p1"), worker("d1"))
     stage.arrives("r")
     stage.prefilled("r")
     stage.first_token("r")
-    assert stage.restarts("d1") == [
-        CancelLeg(request="r", attempt=1, leg=Leg.DECODE),
-        FailRequest(request="r", status=502, reason=Reason.UPSTREAM_FAILED),
+    assert stage.restarts("d1") == [BreakLeg(request="r", attempt=1, leg=Leg.DECODE)]
+    assert stage.fails("r", Leg.DECODE, Failure.RESTARTED) == [
+        FailRequest(request="r", status=502, reason=Reason.UPSTREAM_FAILED)
     ]
+    assert stage.is_empty()
 
 
 def test_all_requests_of_a_restarted_worker_are_begun_anew_in_their_order() -> None:
@@ -195,6 +197,31 @@ def test_a_removed_worker_finishes_what_it_has() -> None:
     assert stage.prefilled("r") == [SendDecode(request="r", attempt=1, worker="d1", prefill_worker="p1")]
     stage.removes("d1")
     assert stage.first_token("r") == stage.finishes("r") == []
+    assert stage.is_empty()
+
+
+def test_a_removed_worker_that_is_back_has_what_it_had() -> None:
+    """The same engine, with its sequences still running: it must not look idle."""
+    stage = Stage(worker("p1"), worker("c1"))
+    stage.arrives("r1")
+    stage.arrives("r2")
+    before = stage.load("c1")
+    stage.removes("c1")
+    stage.joins(worker("c1"))
+    assert stage.load("c1") == before == (200, 200, 2)
+    stage.finishes("r1")
+    stage.finishes("r2")
+    assert stage.is_empty()
+
+
+def test_room_on_a_removed_worker_that_is_back_is_kept() -> None:
+    stage = Stage(worker("p1"), worker("d1"))
+    stage.arrives("r")
+    stage.removes("d1")
+    stage.joins(worker("d1", incarnation="2"))
+    assert stage.load("d1") == (0, 100, 1)
+    assert stage.prefilled("r") == [SendDecode(request="r", attempt=1, worker="d1", prefill_worker="p1")]
+    stage.finishes("r")
     assert stage.is_empty()
 
 

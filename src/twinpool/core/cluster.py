@@ -118,8 +118,14 @@ class Cluster:
         return self._workers.get(worker)
 
     def join(self, facts: WorkerFacts) -> None:
-        """Add a worker. Workers are kept in the order of their ids, so that ties end the same way however they joined."""
-        self._workers[facts.worker] = Worker(facts)
+        """Add a worker. Workers are kept in the order of their ids, so that ties end the same way however they joined. One that
+        was removed and is back has its legs that go on."""
+        worker = Worker(facts)
+        for key, load in self._loads.items():
+            if load.worker.facts.worker == facts.worker:
+                load.worker = worker
+                _weigh(worker, key, load)
+        self._workers[facts.worker] = worker
         self._workers = dict(sorted(self._workers.items()))
 
     def remove(self, worker: str) -> None:
@@ -138,11 +144,8 @@ class Cluster:
         """Count the leg's load on the worker, from its selection on. A leg is counted once."""
         if key in self._loads:
             raise KeyError(f"{key} has its load already")
-        self._loads[key] = _Load(worker, prefill_tokens, kv_tokens, sequences)
-        worker.legs[key] = None
-        worker.prefill_tokens += prefill_tokens
-        worker.kv_tokens += kv_tokens
-        worker.sequences += sequences
+        load = self._loads[key] = _Load(worker, prefill_tokens, kv_tokens, sequences)
+        _weigh(worker, key, load)
 
     def prompt_read(self, key: LegKey) -> None:
         """The leg's prompt is read: only its sequence and its KV weigh on."""
@@ -172,3 +175,10 @@ class Cluster:
                 total = sum(getattr(load, name) for load in loads)
                 if total != getattr(worker, name):
                     raise AssertionError(f"{worker.facts.worker}: {name} {getattr(worker, name)} but legs sum to {total}")
+
+
+def _weigh(worker: Worker, key: LegKey, load: _Load) -> None:
+    worker.legs[key] = None
+    worker.prefill_tokens += load.prefill_tokens
+    worker.kv_tokens += load.kv_tokens
+    worker.sequences += load.sequences
