@@ -4,8 +4,8 @@ import pytest
 from tests.core.stage import Stage, worker
 
 from twinpool.config import Routing
-from twinpool.core.commands import BreakLeg, FailRequest, ProbeWorker, SendDecode, SendPrefill, SendWhole
-from twinpool.core.model import Failure, Leg
+from twinpool.core.commands import BreakLeg, CancelLeg, FailRequest, ProbeWorker, SendDecode, SendPrefill, SendWhole
+from twinpool.core.model import Dialect, Failure, Leg
 
 
 def streaming(*others: str, **rules: float) -> Stage:
@@ -68,6 +68,18 @@ def test_it_is_not_gone_on_with_for_ever() -> None:
     last = stage.fails("r", Leg.WHOLE, Failure.BROKEN, can_continue=True)
     assert isinstance(last[-1], FailRequest)
     assert stage.is_empty()
+
+
+def test_the_prefill_beside_a_stream_that_goes_on_elsewhere_is_cancelled() -> None:
+    stage = Stage(*(worker(name, dialect=Dialect.SGLANG, continues=True) for name in ("p1", "d1", "d2")))
+    stage.arrives("r")
+    stage.first_token("r")
+    acts = stage.fails("r", Leg.DECODE, Failure.ERROR, can_continue=True)
+    assert acts == [
+        CancelLeg(request="r", attempt=1, leg=Leg.PREFILL),
+        SendPrefill(request="r", attempt=2, worker="p1"),
+        SendDecode(request="r", attempt=2, worker="d2", prefill_worker="p1"),
+    ]
 
 
 def test_a_stream_of_an_engine_that_restarted_is_broken_off_by_the_driver() -> None:

@@ -264,7 +264,7 @@ class Controller:
         elif event.leg is Leg.PREFILL:  # it ran beside, and the client has its tokens: nobody's loss by now
             self.cluster.give_back(self._key(request, Leg.PREFILL))
         elif event.can_continue and request.strikes + 1 < self._rules.max_attempts:
-            self._resume(request, event.at)
+            self._resume(request, event.at, out)
         else:
             self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
 
@@ -486,8 +486,9 @@ class Controller:
         self._alarm(request.deadline)
         self._waiting.setdefault(model, deque()).appendleft(request.id)
 
-    def _resume(self, request: Request, at: float) -> None:
+    def _resume(self, request: Request, at: float, out: list[do.Command]) -> None:
         """Half an answer is out, and another engine can go on with it: to the head of the queue, with time anew."""
+        self._cancel_legs(request, out)
         self._give_back(request)
         request.story.move(RequestMove.RESUME)
         request.strikes += 1
