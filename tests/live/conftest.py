@@ -18,6 +18,7 @@ def service(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     options = ["--expose-route", "--journal", str(journal), "--log", str(folder / "log")]
     if "TWINPOOL_TEST_MODEL" in os.environ:
         options += ["--model", str(default_model)]
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     began = time.monotonic()
     with process(folder, *options) as ready:
         took_s = time.monotonic() - began
@@ -29,6 +30,7 @@ def service(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             admin_url=ready["admin_url"],
             ready=ready,
             spawned_to_ready_s=took_s,
+            load_when_spawned=load,
             journal=journal,
             prefill=workers["prefill"],
             decode=workers["decode"],

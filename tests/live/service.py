@@ -46,6 +46,8 @@ class Service:
     admin_url: str
     ready: dict[str, Any]
     spawned_to_ready_s: float
+    load_when_spawned: float
+    """Runnable processes a core, in the minute before."""
     journal: Path
     prefill: Worker
     decode: Worker

@@ -30,7 +30,7 @@ class Spent:
         self.handoff_bytes = grown("twinpool_handoff_bytes_total")
 
 
-@pytest.mark.timeout(200, func_only=True)
+@pytest.mark.timeout(300, func_only=True)
 def test_a_prompt_of_3000_tokens(service: Service) -> None:
     """The handoff costs under 5 % of the prefill, all of it counted: P's saving, the way there, D's taking it up.
 

@@ -16,7 +16,9 @@ def test_it_says_what_it_serves_and_where(service: Service) -> None:
 
 
 def test_it_is_ready_in_under_five_seconds(service: Service) -> None:
-    """From the command to the ready line, once the model lies on this machine. It takes two on cores that do nothing else."""
+    """From the command to the ready line, once the model lies on this machine."""
+    if service.load_when_spawned > 1.5:
+        pytest.skip(f"this machine does much else: {service.load_when_spawned:.1f} processes a core")
     assert service.spawned_to_ready_s < 5
 
 
