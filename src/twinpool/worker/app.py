@@ -340,6 +340,7 @@ class Worker:
                 "lease_s": settings.lease_s,
                 "batch_tokens": settings.batch_tokens,
                 "kv_bytes_per_token": facts.kv_bytes_per_token,
+                "continues": True,
                 "reuse_block_tokens": facts.reuse_tokens,
                 "draining": self._draining,
             }

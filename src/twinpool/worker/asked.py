@@ -19,6 +19,7 @@ _COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default for the legacy route; chat has 
 _OURS = (
     "id_slot", "cache_prompt", "n", "seed", "stream", "stream_options", "kv_transfer_params", "max_tokens",
     "max_completion_tokens", "n_predict", "prompt", "logprobs", "top_logprobs", "n_probs", "best_of", "echo", "suffix",
+    "twinpool_continue",
     "timings_per_token", "return_progress", "return_tokens", "n_cmpl", "n_keep", "n_discard", "n_cache_reuse", "n_indent",
     "t_max_predict_ms", "t_max_prompt_ms", "lora", "model", "verbose", "response_fields",
 )  # fmt: skip
@@ -51,6 +52,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A prefill leg."""
     handle: dict[str, Any] | None = None
     """A decode leg: what the prefill's answer said."""
+    sent: str | None = None
+    """The part of the answer that the client has already, from another engine."""
 
 
 def parse(endpoint: Endpoint, raw: bytes, served_model: str) -> Asked:
@@ -92,6 +95,7 @@ def parse(endpoint: Endpoint, raw: bytes, served_model: str) -> Asked:
         use_cache=_flag(body, "cache_prompt", default=True),
         makes_handle=makes_handle,
         handle=handle,
+        sent=_sent(body, len(prompts) * choices),
     )
 
 
@@ -169,6 +173,19 @@ def _transfer(body: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
     if gives not in (None, True, False) or takes not in (None, True, False) or (gives and takes):
         raise _wrong(f"'{name}' must set one of do_remote_decode and do_remote_prefill to true", name)
     return bool(gives), params if takes else None
+
+
+def _sent(body: dict[str, Any], choices: int) -> str | None:
+    asked = body.get("twinpool_continue")
+    if asked is None:
+        return None
+    text = asked.get("text") if isinstance(asked, dict) else None
+    if not isinstance(text, str):
+        raise _wrong("'twinpool_continue' must be an object with a 'text'", "twinpool_continue")
+    beyond_text = ("tools", "functions", "logprobs", "top_logprobs")
+    if choices > 1 or not body.get("stream") or any(body.get(name) for name in beyond_text):
+        raise _wrong("only a stream of one choice's text can be gone on with", "twinpool_continue", Reason.UNSUPPORTED)
+    return text
 
 
 def _check_stop(stop: Any) -> None:

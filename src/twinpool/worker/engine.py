@@ -129,8 +129,10 @@ class Engine:
             raise BadRequestError(error.message, param="messages") from None
         return str(answer["prompt"])
 
-    async def tokenize(self, text: str) -> bytes:
-        answer = await self._call("POST", "/tokenize", {"content": text, "add_special": True, "parse_special": True})
+    async def tokenize(self, text: str, *, is_prompt: bool = True) -> bytes:
+        """Of a prompt, with the special tokens that belong there and stand in it; or of plain text."""
+        asked = {"content": text, "add_special": is_prompt, "parse_special": is_prompt}
+        answer = await self._call("POST", "/tokenize", asked)
         return packed(answer["tokens"])
 
     # -- one slot's KV

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from twinpool.errors import UnavailableError, UpstreamError
 from twinpool.worker.asked import Asked
+from twinpool.worker.continuing import OtherwiseError, as_first, body_behind, replay, skip_sent, writes_again
 from twinpool.worker.engine import TOKEN_BYTES, Engine, packed, unpacked
 from twinpool.worker.metrics import WorkerMetrics
 from twinpool.worker.openai_shapes import Finished
@@ -95,9 +96,11 @@ class Steps:
         """The last prompt token and the answer."""
         body = _body(asked, prompt, slot.number, nth, self.engine.facts.context_tokens)
         path = "/v1/chat/completions" if asked.endpoint == "chat" else "/v1/completions"
-        async with _engine_at_work(ticket), self.engine.stream(path, body) as events:
-            async for event in events:
-                await listener.event(index, event)
+        async with _engine_at_work(ticket):
+            if asked.sent is None:
+                await self._pass_on(path, body, index, listener)
+            else:
+                await self._write_rest(path, body, asked, asked.sent, prompt, listener)
         end = listener.finished(index)
         if end is None:
             raise UpstreamError("the engine's stream ended before its answer did")
@@ -105,6 +108,30 @@ class Steps:
         self.metrics.generation_tokens.inc(end.completion_tokens)
         if end.computed_prompt_tokens > 1:
             _log.error("the engine computed %d prompt tokens again: its tokens are not ours", end.computed_prompt_tokens)
+
+    async def _pass_on(self, path: str, body: dict[str, Any], index: int, listener: Listener) -> None:
+        async with self.engine.stream(path, body) as events:
+            async for event in events:
+                await listener.event(index, event)
+
+    async def _write_rest(
+        self, path: str, body: dict[str, Any], asked: Asked, sent: str, prompt: Prompt, listener: Listener
+    ) -> None:
+        """What comes behind the text that another engine wrote; see `continuing`."""
+        slot = body["id_slot"]
+        if writes_again(asked):
+            try:
+                async with self.engine.stream(path, body) as events:
+                    async for event in skip_sent(events, sent):
+                        await listener.event(0, event)
+            except OtherwiseError:
+                await self.engine.settle(slot)
+            else:
+                return
+        tokens = await replay(self.engine, slot, prompt, sent)
+        async with self.engine.stream("/v1/completions", body_behind(body, prompt, tokens)) as events:
+            async for event in events:
+                await listener.event(0, as_first(event, asked, len(tokens)))
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
