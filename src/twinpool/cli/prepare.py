@@ -165,4 +165,4 @@ def _open_log(where: str | None, port: int) -> WorkerLog | Terminal:
 
     if where == "-":
         return Terminal()
-    return WorkerLog(Path(where) if where else models_folder().parent / "logs" / f"serve-{port or os.getpid()}.log")
+    return WorkerLog(Path(where) if where else models_folder().parent / "logs" / f"serve-{port}.log")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ENGINES_WAIT_S = 10.0  # for engines that run already: one that is down now must not keep the others' screen back
 ENGINES_POLL_S = 0.5
+REFUSED = 2  # the exit code of a `UserError`
 
 
 def worker_argv(local: Local, lease_s: float, worker: PlannedWorker, exit_with_fd: int) -> list[str]:
@@ -106,8 +107,13 @@ class Running:
     def _on_end(self, ended: Ended) -> None:
         if self._gateway is not None:
             self._gateway.worker_exited(ended.worker.id)
-        if not self._stop.is_set():
+        if self._is_news(ended):
             self.say(str(ended))
+
+    def _is_news(self, ended: Ended) -> bool:
+        """A refused start (exit code 2) is tried again in silence: at last it works, or its reason ends the service."""
+        was_refused = ended.code == REFUSED and ended.worker.id in self._awaited
+        return not self._stop.is_set() and not was_refused
 
     async def _until_ready(self, gateway: "Gateway") -> None:
         engines = self.service.fleet
