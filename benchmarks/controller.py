@@ -1,0 +1,103 @@
+"""What the controller costs: CPU microseconds a request, for all its events.
+
+Requests live side by side as in a busy service: each round starts a batch, then takes every one of them through the events of
+its path. Half the workers prefill and half decode (nixl), or all are colocated. The design's budget is 40 µs at 8 workers and
+150 µs at 64.
+
+    python benchmarks/controller.py [--workers 8,64] [--requests 2000] [--rounds 15]
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from time import process_time
+
+from twinpool.assemble import build_controller
+from twinpool.config import Routing
+from twinpool.core.controller import Controller
+from twinpool.core.events import (
+    Event,
+    FirstTokenArrived,
+    PrefillFinished,
+    RequestArrived,
+    RequestFinished,
+    WorkerJoined,
+)
+from twinpool.core.model import Dialect, RequestFacts, Role, Usage, WorkerFacts
+from twinpool.measure.timeline import Timeline
+
+BUDGET_US = {8: 40.0, 64: 150.0}
+AT_ONCE_PER_WORKER = 4
+FACTS = RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=800)
+USAGE = Usage(prompt_tokens=200, completion_tokens=100)
+
+
+def fleet(path: str, size: int) -> Controller:
+    controller = build_controller(Routing())
+    for n in range(size):
+        role = Role.COLOCATED if path == "colocated" else (Role.PREFILL if n % 2 else Role.DECODE)
+        facts = WorkerFacts(
+            worker=f"w{n:03}",
+            url=f"http://w{n:03}.example",
+            incarnation="1",
+            engine="none",
+            models=("m",),
+            role=role,
+            allowed_roles=(role,),
+            dialect=Dialect.NIXL,
+            slots=64,
+        )
+        controller.handle(WorkerJoined(at=0.0, facts=facts))
+    return controller
+
+
+def events(path: str, first: int, at_once: int) -> Iterator[Event]:
+    """All events of `at_once` requests that live at the same time."""
+    names = [f"r{n}" for n in range(first, first + at_once)]
+    at = first / 1000
+    timeline = Timeline(arrived=at, ended=at)
+    for name in names:
+        yield RequestArrived(at=at, request=name, facts=FACTS)
+    if path == "disaggregated":
+        for name in names:
+            yield PrefillFinished(at=at, request=name, attempt=1, prompt_tokens=200)
+    for name in names:
+        yield FirstTokenArrived(at=at, request=name, attempt=1)
+    for name in names:
+        yield RequestFinished(at=at, request=name, attempt=1, timeline=timeline, usage=USAGE)
+
+
+def round_us(path: str, size: int, requests: int) -> float:
+    """CPU microseconds a request, building the events not counted."""
+    controller = fleet(path, size)
+    at_once = AT_ONCE_PER_WORKER * size
+    told = [event for first in range(0, requests, at_once) for event in events(path, first, at_once)]
+    begun = process_time()
+    for event in told:
+        controller.handle(event)
+    spent_s = process_time() - begun
+    if controller.live_requests:
+        raise RuntimeError(f"{controller.live_requests} requests have not ended")
+    per_request = len(told) // (4 if path == "disaggregated" else 3)
+    return spent_s / per_request * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="8,64")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    print(f"{'workers':>7}  {'path':13}  {'median µs':>9}  {'best':>6}  {'worst':>6}  budget")
+    for size in (int(text) for text in options.workers.split(",")):
+        for path in ("disaggregated", "colocated"):
+            rounds = [round_us(path, size, options.requests) for _ in range(options.rounds)]
+            budget = BUDGET_US.get(size)
+            print(
+                f"{size:>7}  {path:13}  {statistics.median(rounds):>9.1f}  {min(rounds):>6.1f}  {max(rounds):>6.1f}  "
+                f"{'' if budget is None else f'{budget:.0f}'}"
+            )
+
+
+if __name__ == "__main__":
+    main()
