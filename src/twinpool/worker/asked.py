@@ -95,7 +95,7 @@ def parse(endpoint: Endpoint, raw: bytes, served_model: str) -> Asked:
         use_cache=_flag(body, "cache_prompt", default=True),
         makes_handle=makes_handle,
         handle=handle,
-        sent=_sent(body, len(prompts) * choices),
+        sent=_sent(body, max(len(prompts), 1) * choices),
     )
 
 
