@@ -55,24 +55,19 @@ class Service:
     def scrape(self) -> Scrape:
         return Scrape(self.url)
 
-    def is_idle(self) -> bool:
-        """Nothing runs, waits or is held anywhere."""
+    def at_work(self) -> dict[str, float]:
+        """Whatever runs, waits or is held anywhere."""
         gateway = self.scrape()
-        return (
-            gateway.total("twinpool_requests_live") == 0
-            and gateway.total("twinpool_kv_handles") == 0
-            and all(
-                scrape.total("twinpool_worker_requests_running") == 0
-                and scrape.total("twinpool_worker_requests_waiting") == 0
-                and scrape.total("twinpool_worker_kv_handles") == 0
-                and scrape.total("twinpool_worker_kv_held_bytes") == 0
-                for scrape in (self.prefill.scrape(), self.decode.scrape())
-            )
-        )
+        found = {name: gateway.total(name) for name in ("twinpool_requests_live", "twinpool_kv_handles")}
+        for worker in (self.prefill, self.decode):
+            scrape = worker.scrape()
+            for name in ("requests_running", "requests_waiting", "kv_handles", "kv_held_bytes"):
+                found[f"{worker.id} {name}"] = scrape.total(f"twinpool_worker_{name}")
+        return {name: value for name, value in found.items() if value}
 
     def wait_until_idle(self, within_s: float = 3.0) -> None:
         """An engine leaves a request that nobody waits for at the end of its step, which can take a second."""
-        until(self.is_idle, within_s=within_s)
+        until(lambda: not self.at_work(), within_s=within_s, story=self.at_work)
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":

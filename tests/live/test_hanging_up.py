@@ -62,7 +62,7 @@ def test_during_the_prefill_of_a_long_prompt(service: Service) -> None:
     body = prompts.body("completions", 4000, model=service.model, max_tokens=4, stream=True)
     with wire.sent(service.url, wire.request_bytes("completions", body)):
         until(lambda: service.prefill.requests_running() == 1, within_s=5.0)
-    check_well(service, FREED_S + step_s)
+    check_well(service, FREED_S + 2 * step_s)  # the one under way, and where the news just missed its end the next
     assert left() == 1
     assert service.prefill.prompt_tokens_computed() - before < 2500
 

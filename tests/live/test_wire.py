@@ -115,7 +115,7 @@ def test_a_client_cannot_have_a_handle(service: Service) -> None:
     assert answer.status == 200
     assert answer.json()["usage"]["completion_tokens"] == 4
     assert b"kv_transfer_params" not in answer.body
-    assert service.is_idle()
+    assert not service.at_work()
 
 
 def test_a_client_cannot_choose_workers(service: Service) -> None:
