@@ -4,7 +4,6 @@ Synchronous, one writer, no locks, no clock but `event.at`. The gateway's driver
 promise is: same events, same commands. So it never iterates a set of ids, and ties end with the id.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +12,12 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.cluster import Cluster, LegKey, Worker
 from twinpool.core.decisions import Choice, Decision, Why
-from twinpool.core.lifecycle import (
-    ENDS,
-    HANDLE_ENDS,
-    HandleMove,
-    HandleState,
-    RequestMove,
-    RequestState,
-    WorkerState,
-)
+from twinpool.core.handles import Handles
+from twinpool.core.lifecycle import ENDS, HandleState, RequestMove, RequestState, WorkerState
 from twinpool.core.model import Dialect, Failure, Leg, RequestFacts, WorkerFacts
 from twinpool.core.policies import Entrance, Policies
-from twinpool.core.requests import Handle, Request
+from twinpool.core.requests import Request
+from twinpool.core.waiting import Waiting
 from twinpool.errors import Reason
 
 _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
@@ -50,8 +43,8 @@ class Controller:
         self._policies = policies
         self._rules = rules
         self._requests: dict[str, Request] = {}
-        self._waiting: dict[str, deque[str]] = {}  # by model, first come first served
-        self._handles: dict[tuple[str, int], Handle] = {}
+        self._waiting = Waiting()
+        self._handles = Handles()
         self._wakeup: float | None = None  # the earliest time at which something may be due
         self._handlers: dict[type, Callable[[Any, list[do.Command]], None]] = {
             on.RequestArrived: self._request_arrived,
@@ -88,17 +81,14 @@ class Controller:
         return len(self._requests)
 
     def waiting_requests(self) -> int:
-        return sum(len(queue) for queue in self._waiting.values())
+        return len(self._waiting)
 
     def estimate_prompt_tokens(self, facts: RequestFacts) -> int:
         return self._policies.prompt_lengths.tokens(facts)
 
     def handles_by_state(self) -> dict[HandleState, int]:
         """Handles that have not ended, by state."""
-        counts: dict[HandleState, int] = {}
-        for handle in self._handles.values():
-            counts[handle.story.state] = counts.get(handle.story.state, 0) + 1
-        return counts
+        return self._handles.by_state()
 
     # Requests
 
@@ -108,45 +98,33 @@ class Controller:
         tokens = self._policies.prompt_lengths.tokens(event.facts)
         request = Request(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
         self._requests[event.request] = request
-        refusal = self._policies.admit(event.facts, Entrance(self.waiting_requests(), self.is_draining))
+        refusal = self._policies.admit(event.facts, Entrance(len(self._waiting), self.is_draining))
         if refusal is not None:
             self._refuse(request, refusal, out)
             return
         request.story.move(RequestMove.QUEUE)
-        self._enqueue(request, event.at)
+        self._set_deadline(request, event.at)
+        self._waiting.append(request)
         self._dispatch(event.at, out)
 
-    def _enqueue(self, request: Request, at: float) -> None:
-        model = request.facts.model
-        request.deadline = min(at + self._patience_s(model), request.expires)
+    def _set_deadline(self, request: Request, at: float) -> None:
+        """How long it may wait, from now: for its turn, or where there is no worker at all, for one to come."""
+        patience_s = self._rules.queue_timeout_s if self.cluster.has_ready(request.facts.model) else self._rules.worker_wait_s
+        request.deadline = min(at + patience_s, request.expires)
         self._alarm(request.deadline)
-        self._waiting.setdefault(model, deque()).append(request.id)
-
-    def _wait_anew(self, model: str, at: float) -> None:
-        """A first worker is up: who waited for one waits for its turn from now on."""
-        for name in self._waiting.get(model, ()):
-            request = self._requests[name]
-            request.deadline = min(at + self._rules.queue_timeout_s, request.expires)
-
-    def _patience_s(self, model: str) -> float:
-        return self._rules.queue_timeout_s if self.cluster.has_ready(model) else self._rules.worker_wait_s
 
     def _dispatch(self, at: float, out: list[do.Command]) -> None:
-        """Send on its way whoever can go: first come first served, one queue a model."""
-        for model, queue in self._waiting.items():
-            while queue:
-                request = self._requests[queue[0]]
-                workers = self.cluster.routable(model, at)
-                decision = self._policies.route(request.pending(), workers)
+        """Send on its way whoever can go."""
+        for model in self._waiting.models():
+            while (request := self._waiting.head(model)) is not None:
+                decision = self._policies.route(request.pending(), self.cluster.routable(model, at))
                 if decision.choice is Choice.WAIT:
                     if not request.shown_waiting:
                         request.shown_waiting = True
                         out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
                     break
-                queue.popleft()
+                self._waiting.remove(request)
                 self._start(request, decision, out)
-        for model in [model for model, queue in self._waiting.items() if not queue]:
-            del self._waiting[model]
 
     def _start(self, request: Request, decision: Decision, out: list[do.Command]) -> None:
         request.attempt += 1
@@ -199,8 +177,7 @@ class Controller:
         vain."""
         prefill, decode = _both(request)
         lease_s = prefill.lease_s if prefill.lease_s is not None else self._rules.lease_s
-        handle = Handle(request.id, request.attempt, prefill, event.at + lease_s)
-        self._handles[request.id, request.attempt] = handle
+        self._handles.hold((request.id, request.attempt), prefill, event.at + lease_s)
         reserved = self.cluster.get(decode.worker)
         if reserved is None or not reserved.is_open(event.at):
             other = self._other_decode(request, prefill.worker, event.at)
@@ -210,12 +187,12 @@ class Controller:
                 self.cluster.take(key, other, kv_tokens=request.prompt_tokens)
                 reserved = other
             elif reserved is None or reserved.story.state is WorkerState.LOST:
-                self._release(request.id, request.attempt, out)
+                self._release(request, out)
                 self._retry(request, event.at, out)
                 return
         request.decode = reserved.facts
         request.story.move(RequestMove.HAND_OFF)
-        handle.story.move(HandleMove.SEND)
+        self._handles.send((request.id, request.attempt))
         self._send(request, Leg.DECODE, out)
 
     def _other_decode(self, request: Request, prefill: str, at: float) -> Worker | None:
@@ -231,7 +208,7 @@ class Controller:
         if request is None or not request.story.can(RequestMove.FIRST_TOKEN):
             return
         request.story.move(RequestMove.FIRST_TOKEN)
-        self._spend(request)
+        self._handles.spend((request.id, request.attempt))
         if Leg.WHOLE in request.out:
             self.cluster.prompt_read(self._key(request, Leg.WHOLE))
             self._dispatch(event.at, out)
@@ -240,7 +217,7 @@ class Controller:
         request = self._current(event.request, event.attempt)
         if request is None or not request.story.can(RequestMove.FINISH):
             return
-        self._spend(request)
+        self._handles.spend((request.id, request.attempt))
         for leg in (Leg.DECODE, Leg.WHOLE):
             if leg in request.out:
                 request.out.remove(leg)
@@ -288,7 +265,7 @@ class Controller:
     def _after_failure(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
         """No token has reached the client: begin anew where that can help, else end with what is known."""
         self._cancel_legs(request, out)
-        self._release(request.id, request.attempt, out)
+        self._release(request, out)
         if event.failure is Failure.REJECTED:
             self._end(request, RequestMove.FAIL, out)
             out.append(do.RelayFailure(request=request.id))
@@ -312,7 +289,7 @@ class Controller:
         if request is None:
             return
         self._cancel_legs(request, out)
-        self._release(request.id, request.attempt, out)
+        self._release(request, out)
         self._end(request, RequestMove.LEAVE, out)
         self._dispatch(event.at, out)
 
@@ -328,9 +305,9 @@ class Controller:
             self.cluster.join(facts)
         else:
             worker.learn(facts)
-        for model in facts.models:
-            if model not in served:
-                self._wait_anew(model, event.at)
+        for request in self._waiting:  # who waited for a first worker waits for its turn from now on
+            if request.facts.model in facts.models and request.facts.model not in served:
+                self._set_deadline(request, event.at)
         self._dispatch(event.at, out)
 
     def _lose_older_engines(self, facts: WorkerFacts, at: float, out: list[do.Command]) -> None:
@@ -352,10 +329,7 @@ class Controller:
                     )
                     self._lose_leg(request, failed, out)
                     break  # the other leg went with it
-        for key, handle in list(self._handles.items()):
-            if is_older(handle.worker):
-                handle.story.move(HandleMove.EXPIRE)
-                del self._handles[key]
+        self._handles.expire_of(is_older)
 
     def _worker_lost(self, event: on.WorkerLost, out: list[do.Command]) -> None:
         """Nothing new goes there. What runs there is not touched: its own connections tell how it ends."""
@@ -390,53 +364,32 @@ class Controller:
 
     def _time_passed(self, event: on.TimePassed, out: list[do.Command]) -> None:
         self._wakeup = None
-        for model, queue in self._waiting.items():
-            for name in list(queue):
-                request = self._requests[name]
-                if request.deadline > event.at:
-                    self._alarm(request.deadline)
-                    continue
-                if request.expires <= event.at:
-                    self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
-                    continue
-                queue.remove(name)
-                self._refuse(request, Why.QUEUE_TIMEOUT if self.cluster.has_ready(model) else Why.NO_WORKER, out)
-        for key, handle in list(self._handles.items()):
-            if handle.story.state is not HandleState.ORPHANED:
-                continue
-            if handle.expires > event.at:
-                self._alarm(handle.expires)
-                continue
-            handle.story.move(HandleMove.EXPIRE)
-            del self._handles[key]
+        for request in self._waiting:
+            if request.deadline > event.at:
+                self._alarm(request.deadline)
+            elif request.expires <= event.at:
+                self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
+            else:
+                has_worker = self.cluster.has_ready(request.facts.model)
+                self._waiting.remove(request)
+                self._refuse(request, Why.QUEUE_TIMEOUT if has_worker else Why.NO_WORKER, out)
+        next_expiry = self._handles.expire_orphans(event.at)
+        if next_expiry is not None:
+            self._alarm(next_expiry)
         for worker in self.cluster:
             if worker.paused_until > event.at:
                 self._alarm(worker.paused_until)
         self._dispatch(event.at, out)
 
     def _handle_released(self, event: on.HandleReleased, out: list[do.Command]) -> None:
-        key = (event.request, event.attempt)
-        handle = self._handles.get(key)
-        if handle is None or handle.story.state is not HandleState.RELEASING:
-            return
-        if event.freed:
-            handle.story.move(HandleMove.CONFIRM)
-            del self._handles[key]
-        else:
-            handle.story.move(HandleMove.LOSE)
-            self._alarm(max(handle.expires, event.at))
+        lease_end = self._handles.released((event.request, event.attempt), freed=event.freed)
+        if lease_end is not None:
+            self._alarm(max(lease_end, event.at))
 
-    def _release(self, request: str, attempt: int, out: list[do.Command]) -> None:
-        handle = self._handles.get((request, attempt))
-        if handle is not None and handle.story.can(HandleMove.RELEASE):
-            handle.story.move(HandleMove.RELEASE)
-            out.append(do.ReleaseHandle(request=request, attempt=attempt, worker=handle.worker.worker))
-
-    def _spend(self, request: Request) -> None:
-        """D has written a token: it has read the KV."""
-        handle = self._handles.pop((request.id, request.attempt), None)
-        if handle is not None:
-            handle.story.move(HandleMove.READ)
+    def _release(self, request: Request, out: list[do.Command]) -> None:
+        worker = self._handles.release((request.id, request.attempt))
+        if worker is not None:
+            out.append(do.ReleaseHandle(request=request.id, attempt=request.attempt, worker=worker))
 
     # Small steps
 
@@ -480,11 +433,10 @@ class Controller:
             return
         self._give_back(request)
         request.story.move(RequestMove.RETRY)
-        model = request.facts.model
         if waits_anew:
-            request.deadline = min(at + self._patience_s(model), request.expires)
+            self._set_deadline(request, at)
         self._alarm(request.deadline)
-        self._waiting.setdefault(model, deque()).appendleft(request.id)
+        self._waiting.put_first(request)
 
     def _resume(self, request: Request, at: float, out: list[do.Command]) -> None:
         """Half an answer is out, and another engine can go on with it: to the head of the queue, with time anew."""
@@ -494,14 +446,12 @@ class Controller:
         request.strikes += 1
         request.is_begun = True
         request.expires = at + self._rules.request_timeout_s
-        model = request.facts.model
-        request.deadline = min(at + self._patience_s(model), request.expires)
-        self._alarm(request.deadline)
-        self._waiting.setdefault(model, deque()).appendleft(request.id)
+        self._set_deadline(request, at)
+        self._waiting.put_first(request)
 
     def _end(self, request: Request, move: RequestMove, out: list[do.Command]) -> None:
         if request.story.state is RequestState.WAITING:
-            self._waiting[request.facts.model].remove(request.id)
+            self._waiting.remove(request)
         self._cancel_legs(request, out)
         self._give_back(request)
         request.story.move(move)
@@ -535,18 +485,15 @@ class Controller:
     def validate(self) -> None:
         """Raise `AssertionError` where the books do not balance. Cheap enough for every step of a test."""
         self.cluster.validate(live=self._requests.keys())
-        queued = [name for queue in self._waiting.values() for name in queue]
-        waiting = [r.id for r in self._requests.values() if r.story.state is RequestState.WAITING]
-        _check(sorted(queued) == sorted(waiting), f"queued {queued}, waiting {waiting}")
+        queued = sorted(request.id for request in self._waiting)
+        waiting = sorted(r.id for r in self._requests.values() if r.story.state is RequestState.WAITING)
+        _check(queued == waiting, f"queued {queued}, waiting {waiting}")
+        self._handles.validate(current={(request.id, request.attempt) for request in self._requests.values()})
         for request in self._requests.values():
             _check(request.story.state not in ENDS, f"{request.id} has ended and is still here")
             held = [leg for leg in Leg if self.cluster.holds(self._key(request, leg))]
             reserved = [Leg.DECODE] if request.story.state is RequestState.PREFILLING else []
             _check(held == sorted([*request.out, *reserved], key=list(Leg).index), f"{request.id}: {held}, {request.out}")
-        for key, handle in self._handles.items():
-            _check(handle.story.state not in HANDLE_ENDS, f"handle {key} has ended and is still here")
-            if handle.story.state is HandleState.SENT:
-                _check(key[0] in self._requests and self._requests[key[0]].attempt == key[1], f"handle {key} is nobody's")
 
 
 def _both(request: Request) -> tuple[WorkerFacts, WorkerFacts]:

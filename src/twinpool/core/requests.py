@@ -1,12 +1,6 @@
-"""The controller's record of one request, and of the handle one of its attempts may hold."""
+"""The controller's record of one request."""
 
-from twinpool.core.lifecycle import (
-    HANDLE_TABLE,
-    REQUEST_TABLE,
-    HandleState,
-    RequestState,
-    Story,
-)
+from twinpool.core.lifecycle import REQUEST_TABLE, RequestState, Story
 from twinpool.core.model import Dialect, Leg, RequestFacts, WorkerFacts
 from twinpool.core.policies import Pending
 
@@ -51,14 +45,3 @@ class Request:
 
     def pending(self) -> Pending:
         return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun)
-
-
-class Handle:
-    """What a prefill worker holds for one attempt. It can outlive the request, until released or its lease ends."""
-
-    __slots__ = ("expires", "story", "worker")
-
-    def __init__(self, request: str, attempt: int, worker: WorkerFacts, expires: float) -> None:
-        self.worker = worker
-        self.expires = expires
-        self.story = Story(f"handle of {request}, attempt {attempt}", HANDLE_TABLE, HandleState.HELD)
