@@ -132,27 +132,30 @@ class Driver:
         self._origins[worker] = origin
 
     async def drain(self, within_s: float) -> None:
-        """Take nothing new; return when every request has ended, or `within_s` later."""
+        """Take nothing new; return when every request has ended, or `within_s` later, when those that are left are told."""
         self.feed(on.GatewayDrained(at=monotonic()))
         try:
             async with asyncio.timeout(within_s):
                 await self._idle.wait()
         except TimeoutError:
-            pass
+            self._give_up()
 
     async def close(self) -> None:
         """End what is left: legs, releases, the timer, the journal."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for request in list(self._requests.values()):
-            self.feed(on.ClientLeft(at=monotonic(), request=request.id))
-            request.fail(_error(503, Reason.DRAINING))
-            self._end(request.id, "failed")
+        self._give_up()
         await self._releases.close()
         await self._legs.close()
+        if self._timer is not None:  # the releases' ends may have set it anew
+            self._timer.cancel()
         for record in (self._journal, self._access_log):
             if record is not None:
                 await asyncio.to_thread(record.close)
+
+    def _give_up(self) -> None:
+        for request in list(self._requests.values()):
+            self.feed(on.ClientLeft(at=monotonic(), request=request.id))
+            request.fail(_error(503, Reason.DRAINING), request.answer_headers(with_route=False))
+            self._end(request.id, "failed")
 
     # The loop
 
