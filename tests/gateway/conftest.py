@@ -1,4 +1,4 @@
-"""Every asynchronous test here runs on uvloop, which serves, and some on asyncio's own loop, which others will embed."""
+"""Every asynchronous test here runs on uvloop, which serves; a few run on asyncio's own loop, which others will embed."""
 
 import asyncio
 from typing import Any
@@ -7,8 +7,11 @@ import pytest
 import uvloop
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "plain_loop: runs on asyncio's own loop")
+
+
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Any]:
-    loops: dict[str, Any] = {"uvloop": uvloop.new_event_loop}
-    if item.get_closest_marker("both_loops"):
-        loops["asyncio"] = asyncio.new_event_loop
-    return loops
+    if item.get_closest_marker("plain_loop"):
+        return {"asyncio": asyncio.new_event_loop}
+    return {"uvloop": uvloop.new_event_loop}
