@@ -67,10 +67,11 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait()
+        complaint = self.complaint()
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
+        assert "Traceback" not in complaint, complaint
 
 
 @dataclass(frozen=True, slots=True)

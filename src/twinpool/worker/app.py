@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from prometheus_client import exposition
 
 import twinpool
@@ -169,6 +170,24 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class _KvFile(web.FileResponse):
+    """A file of KV on its way to another machine. However that ends, the file is gone afterwards."""
+
+    def __init__(self, folder: KvFolder, name: str, *, within_s: float) -> None:
+        super().__init__(folder.file(name), headers={"content-type": "application/octet-stream"})
+        self._folder, self._name, self._within_s = folder, name, within_s
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Sends it, the body included."""
+        try:
+            async with asyncio.timeout(self._within_s):
+                return await super().prepare(request)
+        except TimeoutError:
+            raise ConnectionError("the decode worker reads too slowly") from None
+        finally:
+            self._folder.remove(self._name)
+
+
 class Worker:
     """The routes."""
 
@@ -295,17 +314,8 @@ class Worker:
         ):
             out.labels("out", SHARED_MEMORY).inc(held.kv_bytes)
             return _json(Moved(SHARED_MEMORY, held.kv_bytes))
-        try:
-            response = web.FileResponse(self._folder.file(held.file_name))
-            response.content_type = "application/octet-stream"
-            async with asyncio.timeout(self._settings.pull_timeout_s):
-                await response.prepare(request)
-        except TimeoutError:
-            raise ConnectionError("the decode worker reads too slowly") from None
-        finally:
-            self._folder.remove(held.file_name)
         out.labels("out", TCP).inc(held.kv_bytes)
-        return response
+        return _KvFile(self._folder, held.file_name, within_s=self._settings.pull_timeout_s)
 
     async def _release(self, request: web.Request) -> web.StreamResponse:
         self._handing_over.release(request.match_info["handle"], request.headers.get(SIGNATURE_HEADER, ""))
