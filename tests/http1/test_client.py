@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import socket
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from twinpool.http1 import Deadlines, Exchange, Limits, Loss, Origin, Pool, Request, Responder, UpstreamLost, serve
+from twinpool.http1.engine_connection import EngineConnection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -355,6 +357,18 @@ async def test_old_connections_are_closed(engine, until, stack):
     await until(lambda: pool.connections == 0)
 
 
+async def test_a_connection_that_rested_too_long_is_not_used_again(pool, engine, until):
+    port = await engine(answers(OK))
+    _, heard = await ask(pool, port)
+    await heard.done
+    await until(lambda: pool.idle_connections == 1)
+    next(iter(pool._idle[Origin("127.0.0.1", port)])).idle_since -= 60  # before the timer has come round to it
+    exchange, heard = await ask(pool, port)
+    assert not exchange.is_reused
+    assert await heard.done is None
+    await until(lambda: pool.connections == 1)
+
+
 async def test_no_more_idle_connections_than_asked_for(engine, until, stack):
     pool = Pool(max_idle_per_origin=2)
     stack.push_async_callback(pool.close)
@@ -481,10 +495,12 @@ async def test_an_early_answer_to_a_long_body_spoils_the_connection(pool, engine
     port = await engine(script)
     response = await pool.fetch(Origin("127.0.0.1", port), "POST", "/", body=b"x" * 30_000_000, timeout_s=5)
     assert response.status == 413
+    assert pool.idle_connections == 0
     await until(lambda: pool.connections == 0)
 
 
-async def test_a_failing_receiver_is_told_of_and_costs_its_connection(pool, engine, until):
+@pytest.mark.parametrize("answer", [(OK,), (CHUNKED,), (CHUNKED[:-7], CHUNKED[-7:])])
+async def test_a_failing_receiver_is_told_of_and_costs_its_connection(pool, engine, until, answer):
     stories = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: stories.append(context["exception"]))
 
@@ -492,8 +508,15 @@ async def test_a_failing_receiver_is_told_of_and_costs_its_connection(pool, engi
         def on_body(self, data):
             raise ZeroDivisionError
 
+    async def script(count, reader, writer):
+        await read_request(reader)
+        for part in answer:
+            writer.write(part)
+            await asyncio.sleep(0.01)  # so that the chunk comes alone
+        await reader.read()
+
     heard = Broken()
-    port = await engine(answers(OK))
+    port = await engine(script)
     await pool.request(Origin("127.0.0.1", port), "POST", "/", (), b"", heard)
     error = await heard.done
     assert error is not None
@@ -581,6 +604,7 @@ def dechunk(body: bytes) -> bytes:
 
 ANSWERS = (
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A:  b \r\n\r\n"
+    b"c\r\nA\r\n3\r\nab\r\n\r\n\r\n"
     b"9\r\ndata: 1\n\n\r\n0014;e=1\r\ndata: a longer one\n\n\r\n1\r\n\r\r\n2\r\n\r\n\r\n0\r\nT: 1\r\n\r\n"
 )
 
@@ -604,9 +628,60 @@ async def test_packet_edges_do_not_matter(engine, edges):
     for _ in range(2):
         _, heard = await ask(pool, port)
         assert await heard.done is None
-        assert heard.body == b"data: 1\n\ndata: a longer one\n\n\r\r\n"
+        assert heard.body == b"A\r\n3\r\nab\r\n\r\ndata: 1\n\ndata: a longer one\n\n\r\r\n"
         assert heard.headers == [(b"transfer-encoding", b"chunked"), (b"x-a", b"b")]
         assert (heard.calls[0], heard.calls[-1]) == ("head", "end")
+    await pool.close()
+
+
+class Sink:
+    """The little of a transport that a connection writes to."""
+
+    def write(self, data):
+        assert data
+
+    def writelines(self, parts):
+        assert parts
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def is_closing(self):
+        return False
+
+    def abort(self):
+        raise AssertionError("the connection was given up")
+
+
+LOOKALIKES = [b"\r\n", b"\r", b"\n", b"0", b"3", b"a", b"5\r\nhello\r\n", b"data: x\n\n"]
+HOSTILE = st.lists(st.sampled_from(LOOKALIKES), min_size=1, max_size=6).map(b"".join)
+SIZE_LINES = st.sampled_from([b"%x\r\n", b"%X\r\n", b"0%x\r\n", b"%x;e=1\r\n"])
+
+
+@settings(max_examples=400, deadline=None)
+@given(payloads=st.lists(HOSTILE, min_size=1, max_size=6), data=st.data())
+async def test_chunks_are_told_from_what_looks_like_chunks(payloads, data):
+    """Bodies that look like framing, at any edges: the way past the parser must agree with the parser."""
+    stream = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for payload in payloads:
+        stream += data.draw(SIZE_LINES) % len(payload) + payload + b"\r\n"
+    stream += b"0\r\n\r\n"
+    lines = [match.end() for match in re.finditer(rb"\r\n", stream[:-1])]  # where a chunk may begin, or seem to
+    anywhere = data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=3))
+    edges = sorted(data.draw(st.sets(st.sampled_from(lines))) | anywhere)
+    pool = Pool()
+    connection = EngineConnection(pool, Origin("engine", 1), asyncio.get_running_loop())
+    connection.connection_made(Sink())
+    for _ in range(2):
+        heard = Heard()
+        connection.send(b"head", b"", heard, Deadlines(), is_head_request=False)
+        for a, b in pairwise([0, *edges, len(stream)]):
+            connection.data_received(stream[a:b])
+        assert heard.body == b"".join(payloads)
+        assert heard.calls.count("end") == 1
+        assert pool.idle_connections == 1
+        pool._take_idle(connection.origin)
+    connection.connection_lost(None)
     await pool.close()
 
 

@@ -1,11 +1,10 @@
 """HTTP/1.1 on asyncio protocols: the relay's hot path, in both directions.
 
-    client ══► connection.py ─► handler(Request, Responder)          server.py   listens, drains, sweeps deadlines
-    client ◄══ responder.py  ◄─┐                                     messages.py what a handler is given
-                               │ Receiver.on_head/on_body/on_end
-    engine ◄══ exchange.py   ──┘                                     client.py   the pool, whole answers
-                                                                     lost.py     the ways to lose an engine
-                                                                     framing.py  how bytes are laid out, both ways
+    client ══► client_connection.py ─► handler(Request, Responder)     server.py    listens, drains, sweeps deadlines
+    client ◄══ responder.py ◄────────┐                                 messages.py  what a handler is given
+                                     │ Receiver.on_head, on_body, …    client.py    the pool; whole answers
+    engine ══► engine_connection.py ─┘                                 lost.py      the ways to lose an engine
+    engine ◄══ exchange.py: pause, abort                               framing.py   how bytes are laid out, both ways
 
 Bytes go from an engine's socket to a client's socket inside one call of `data_received`: no task, queue or future is made
 for a chunk. Anything that is not on that path (the admin port, probes) uses aiohttp.

@@ -13,7 +13,8 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 
-from twinpool.http1.exchange import Deadlines, EngineConnection, Exchange, Origin, Receiver
+from twinpool.http1.engine_connection import EngineConnection
+from twinpool.http1.exchange import Deadlines, Exchange, Origin, Receiver
 from twinpool.http1.framing import Headers, request_head
 from twinpool.http1.lost import Loss, UpstreamLost
 

@@ -7,7 +7,7 @@ from email.utils import formatdate
 from time import monotonic
 
 from twinpool.errors import RequestError
-from twinpool.http1.connection import ClientConnection
+from twinpool.http1.client_connection import ClientConnection
 from twinpool.http1.messages import Handler, Limits, Request
 from twinpool.http1.responder import Responder
 
