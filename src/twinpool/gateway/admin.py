@@ -4,9 +4,10 @@ Without a token it answers on loopback only; `Gateway.start` refuses another add
 """
 
 import hmac
+import re
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -14,7 +15,15 @@ from aiohttp import web
 from twinpool.core import events as on
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
-from twinpool.errors import BadRequestError, NotFoundError, Reason, RequestError, UnauthorizedError, UserError
+from twinpool.errors import (
+    BadRequestError,
+    NotFoundError,
+    Reason,
+    RequestError,
+    TooLargeError,
+    UnauthorizedError,
+    UserError,
+)
 from twinpool.gateway.driver import DECISIONS_KEPT, Driver
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.state import describe, describe_decision, describe_worker
@@ -22,8 +31,12 @@ from twinpool.gateway.state import describe, describe_decision, describe_worker
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+_WORKER_ID = r"\A[A-Za-z0-9._-]{1,64}\Z"
+"""It stands in paths of this port and in headers of answers."""
+
+
 class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
-    id: str
+    id: Annotated[str, msgspec.Meta(pattern=_WORKER_ID)]
     url: str
     role: Role = Role.COLOCATED
     allowed_roles: tuple[Role, ...] = ()
@@ -69,13 +82,16 @@ class Admin:
         """Every route wants the token where one is set; every error has the OpenAI shape."""
         try:
             if self._token is not None:
-                given = request.headers.get("authorization", "").removeprefix("Bearer ")
-                if not hmac.compare_digest(given.encode(), self._token.encode()):
+                scheme, _, given = request.headers.get("authorization", "").partition(" ")
+                is_ours = hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode())
+                if scheme.lower() != "bearer" or not is_ours:
                     raise UnauthorizedError("the admin port wants its token as a bearer token")
             return await handler(request)
         except web.HTTPException as refused:
             if refused.status == 405:
                 return _json(BadRequestError("no such method here", Reason.METHOD_NOT_ALLOWED).envelope(), 405)
+            if refused.status == 413:
+                return _json(TooLargeError("no body here is that large").envelope(), 413)
             return _json(NotFoundError(f"no route {request.method} {request.path}").envelope(), 404)
         except RequestError as error:
             return _json(error.envelope(), error.status)
@@ -85,7 +101,7 @@ class Admin:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         given = request.query.get("limit", "100")
-        if not given.isdigit() or not 1 <= int(given) <= DECISIONS_KEPT:
+        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= DECISIONS_KEPT:
             raise BadRequestError(f"limit is a number from 1 to {DECISIONS_KEPT}", Reason.INVALID_VALUE, param="limit")
         recent = list(self._driver.decisions)[-int(given) :]
         return _json({"decisions": [describe_decision(recorded) for recorded in recent]})

@@ -30,7 +30,7 @@ class Member:
 
     def __init__(self, worker: str, url: str, role: Role, allowed_roles: tuple[Role, ...]) -> None:
         self.worker = worker
-        self.url = url
+        self.url = url.removesuffix("/")
         self.origin = parse_origin(url)
         self.role = role
         self.allowed_roles = allowed_roles
@@ -47,7 +47,8 @@ def parse_origin(url: str) -> Origin:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         port = None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port is None or parts.path not in ("", "/"):
+    is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in parts.netloc)
+    if parts.scheme not in ("http", "https") or not parts.hostname or port is None or not is_bare:
         raise UserError(f"{url!r} is not the address of a worker: write http://HOST:PORT")
     return Origin(parts.hostname, port, parts.scheme == "https")
 
