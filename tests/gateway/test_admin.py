@@ -1,0 +1,208 @@
+"""The admin port: every route wants the token, every mistake gets an answer that says so, every change is one that holds."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.gateway.house import House, house, told, until
+
+from twinpool.config import Config, Server
+from twinpool.core.model import Role
+from twinpool.engines.scripted import Script, ScriptedEngine
+from twinpool.errors import UserError
+from twinpool.gateway.app import Gateway
+
+TOKEN = "t0k3n"
+ROUTES = [
+    ("GET", "/admin/state"),
+    ("GET", "/admin/decisions"),
+    ("POST", "/admin/workers"),
+    ("DELETE", "/admin/workers/p0"),
+    ("POST", "/admin/workers/p0/role"),
+    ("POST", "/admin/workers/p0/drain"),
+    ("GET", "/admin/nothing"),
+    ("GET", "/"),
+]
+
+
+async def admin(h: House, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return await h.ask(h.admin_url + path, body, method=method, headers=headers)
+
+
+async def test_the_routes_above_are_all_there_are() -> None:
+    async with house(prefill=1, decode=1) as h:
+        app = h.gateway._admin.app()
+        known = {
+            (route.method, route.resource.canonical)
+            for route in app.router.routes()
+            if route.method != "HEAD" and route.resource is not None
+        }
+        assert known == {(method, path.replace("p0", "{id}")) for method, path in ROUTES[:-2]}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("given", [None, "Bearer wrong", f"Basic {TOKEN}", "Bearer ", f"Bearer {TOKEN}x", TOKEN])
+async def test_without_the_token_every_route_is_401_and_nothing_happens(method: str, path: str, given: str | None) -> None:
+    async with house(prefill=1, decode=1, admin_token=TOKEN) as h:
+        headers = {} if given is None else {"Authorization": given}
+        answer = await h.ask(h.admin_url + path, {"role": "decode"}, method=method, headers=headers)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+        assert h.controller.cluster["p0"].story.state == "ready"
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_with_the_token_every_route_answers(method: str, path: str) -> None:
+    bodies = {"/admin/workers": {"id": "x1", "url": "http://127.0.0.1:1"}, "/admin/workers/p0/role": {"role": "prefill"}}
+    async with house(prefill=1, decode=1, admin_token=TOKEN) as h:
+        answer = await admin(h, method, path, bodies.get(path), TOKEN)
+        assert answer.status == (201 if path == "/admin/workers" else 404 if path in ("/", "/admin/nothing") else 200)
+
+
+async def test_a_token_that_is_no_text_is_401() -> None:
+    async with house(prefill=1, decode=1, admin_token=TOKEN) as h:
+        reader, writer = await asyncio.open_connection("127.0.0.1", h.gateway.admin_port)
+        writer.write(b"GET /admin/state HTTP/1.1\r\nhost: h\r\nauthorization: Bearer \xff\xfe\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_admin_port_for_everyone_needs_a_token() -> None:
+    gateway = Gateway(Config(server=Server(port=0, admin_port=0, admin_host="0.0.0.0")))  # noqa: S104
+    with pytest.raises(UserError, match="needs a token"):
+        await gateway.start()
+    await gateway.close()
+
+
+async def test_the_public_port_has_no_admin_routes() -> None:
+    async with house(prefill=1, decode=1) as h:
+        for method, path in ROUTES[:-1]:
+            assert (await h.ask(path, {}, method=method)).status in (404, 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/admin/workers", b"", 400),
+        ("POST", "/admin/workers", b"{", 400),
+        ("POST", "/admin/workers", [], 400),
+        ("POST", "/admin/workers", b'{"id":"\xff","url":"http://h:1"}', 400),
+        ("POST", "/admin/workers", {"id": "x"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": 7}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "ftp://h:1"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://h:99999"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://h:1/v2"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://h:1?a=b"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://u:p@h:1"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://h:1", "role": "boss"}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://h:1", "role": "decode", "allowed_roles": ["prefill"]}, 400),
+        ("POST", "/admin/workers", {"id": "x", "url": "http://h:1", "surprise": 1}, 400),
+        ("POST", "/admin/workers", {"id": "", "url": "http://h:1"}, 400),
+        ("POST", "/admin/workers", {"id": "a/b", "url": "http://h:1"}, 400),
+        ("POST", "/admin/workers", {"id": "a\r\nset-cookie: b", "url": "http://h:1"}, 400),
+        ("POST", "/admin/workers", {"id": "p0", "url": "http://h:1"}, 409),
+        ("POST", "/admin/workers", b"[" * 100_000, 400),
+        ("POST", "/admin/workers", b" " * (2 << 20), 413),
+        ("DELETE", "/admin/workers/nobody", None, 404),
+        ("POST", "/admin/workers/nobody/role", {"role": "decode"}, 404),
+        ("POST", "/admin/workers/nobody/drain", None, 404),
+        ("POST", "/admin/workers/p0/role", {"role": "boss"}, 400),
+        ("POST", "/admin/workers/p0/role", {}, 400),
+        ("POST", "/admin/workers/p0/role", b"decode", 400),
+        ("POST", "/admin/workers/p0/role", {"role": "decode"}, 409),
+        ("GET", "/admin/decisions?limit=0", None, 400),
+        ("GET", "/admin/decisions?limit=-1", None, 400),
+        ("GET", "/admin/decisions?limit=many", None, 400),
+        ("GET", "/admin/decisions?limit=1001", None, 400),
+        ("GET", "/admin/decisions?limit=%C2%B2", None, 400),
+        ("GET", "/admin/decisions?limit=" + "9" * 5000, None, 400),
+        ("PUT", "/admin/state", None, 405),
+        ("GET", "/admin/workers", None, 405),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_mistake_is_told_and_changes_nothing(method: str, path: str, body: Any, status: int) -> None:
+    async with house(prefill=1, decode=1) as h:
+        before = [(w["id"], w["role"], w["state"]) for w in (await admin(h, "GET", "/admin/state")).json()["workers"]]
+        answer = await admin(h, method, path, body)
+        assert answer.status == status
+        assert answer.error["message"]
+        after = [(w["id"], w["role"], w["state"]) for w in (await admin(h, "GET", "/admin/state")).json()["workers"]]
+        assert after == before
+        assert (await h.chat("n1")).text == told("n1")
+
+
+async def test_decisions_come_newest_last_and_as_many_as_asked() -> None:
+    async with house(prefill=1, decode=1) as h:
+        for n in range(5):
+            await h.chat(f"n{n}")
+        everything = (await admin(h, "GET", "/admin/decisions")).json()["decisions"]
+        assert len(everything) == 5
+        ages = [decision["age_s"] for decision in everything]
+        assert ages == sorted(ages, reverse=True)
+        two = (await admin(h, "GET", "/admin/decisions?limit=2")).json()["decisions"]
+        assert [decision["request"] for decision in two] == [decision["request"] for decision in everything[-2:]]
+        last = two[-1]
+        assert (last["choice"], last["why"]) == ("disaggregated", "pair_ready")
+        assert (last["prefill"], last["decode"]) == ("p0", "d0")
+
+
+async def test_a_worker_that_is_added_serves_and_one_that_is_removed_does_not() -> None:
+    async with ScriptedEngine(Script(is_embedded=True)) as late, house(prefill=1, decode=1) as h:
+        added = await admin(h, "POST", "/admin/workers", {"id": "late", "url": late.url + "/", "role": "decode"})
+        assert (added.status, added.json()["state"]) == (201, "joining")
+        await h.up("late")
+        assert (await admin(h, "DELETE", "/admin/workers/d0")).json() == {"removed": "d0"}
+        assert (await h.chat("n2")).headers["x-twinpool-decode"] == "late"
+        state = (await admin(h, "GET", "/admin/state")).json()
+        assert [worker["id"] for worker in state["workers"]] == ["p0", "late"]
+        assert (await admin(h, "DELETE", "/admin/workers/late")).status == 200
+        assert (await h.chat("n3")).headers["x-twinpool-path"] == "colocated"
+        await until(lambda: late.running == 0)
+
+
+async def test_a_worker_that_is_removed_finishes_what_it_runs() -> None:
+    async with house(colocated=[Script(steps=asyncio.Semaphore(0)), Script()]) as h:
+        asking = asyncio.create_task(h.chat("n4"))
+        await until(lambda: h.c.running == 1)
+        await admin(h, "DELETE", "/admin/workers/c0")
+        assert (await h.chat("n5")).text == told("n5")
+        for _ in range(100):
+            h.c.script.steps.release()
+        assert (await asking).text == told("n4")
+
+
+async def test_a_role_that_is_allowed_is_taken() -> None:
+    async with house(prefill=1, decode=1, allowed_roles=tuple(Role)) as h:
+        changed = await admin(h, "POST", "/admin/workers/p0/role", {"role": "colocated"})
+        assert (changed.status, changed.json()["role"]) == (200, "colocated")
+        assert (await h.chat("n6")).headers["x-twinpool-path"] == "colocated"
+        seen = h.p.pages["/twinpool/identity"]
+        await until(lambda: h.p.pages["/twinpool/identity"] > seen + 2)
+        assert h.controller.cluster["p0"].role is Role.COLOCATED, "a probe does not take it back"
+
+
+async def test_the_state_shows_loads_handles_and_why_a_worker_is_not_up() -> None:
+    async with house(prefill=1, decode=Script(slots=1, steps=asyncio.Semaphore(0))) as h:
+        asking = [asyncio.create_task(h.chat(f"n{n}")) for n in range(2)]
+        await until(lambda: h.d.running == 1 and h.controller.waiting_requests() == 1)
+        await admin(h, "POST", "/admin/workers", {"id": "gone", "url": "http://127.0.0.1:1", "role": "decode"})
+        await until(lambda: h.gateway._members.get("gone").failures)
+        state = (await admin(h, "GET", "/admin/state")).json()
+        workers = {worker["id"]: worker for worker in state["workers"]}
+        assert state["requests"] == {"live": 2, "waiting": 1}
+        assert workers["d0"]["sequences"] == 1
+        assert workers["gone"]["state"] == "joining"
+        assert workers["gone"]["reason"]
+        assert state["gateway"]["models"] == ["scripted"]
+        for _ in range(200):
+            h.d.script.steps.release()
+        await asyncio.gather(*asking)
+
+
+async def test_what_has_not_joined_can_neither_drain_nor_change() -> None:
+    async with house(prefill=1, decode=1) as h:
+        await admin(h, "POST", "/admin/workers", {"id": "gone", "url": "http://127.0.0.1:1"})
+        for path, body in (("role", {"role": "colocated"}), ("drain", None)):
+            assert (await admin(h, "POST", f"/admin/workers/gone/{path}", body)).status == 409

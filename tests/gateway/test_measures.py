@@ -1,0 +1,145 @@
+"""What the metrics tell is what happened."""
+
+import asyncio
+
+import pytest
+from tests.gateway.house import chat, house, until
+
+from twinpool.config import Routing, Timeouts
+from twinpool.engines.scripted import Default, End, Reply, Script
+
+PARTS = ("queue", "prefill", "handoff", "first_decode", "handoff_and_first_decode")
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_the_parts_of_the_ttft_are_what_each_took_and_add_up(tells: bool) -> None:
+    decode = Script(handoff_s=0.04, token_interval_s=0.06, tells_handoff=tells)
+    async with house(prefill=Script(slots=1), decode=decode) as h:
+        h.p.script.replies.append(Default(delay_s=0.12))
+        began = asyncio.get_running_loop().time()
+        async with h.stream("n1", max_tokens=2) as stream:
+            await stream.event()
+            await stream.event()
+            seen_s = asyncio.get_running_loop().time() - began
+            await stream.rest()
+        parts = {part: await h.metric("twinpool_ttft_part_seconds_sum", part=part) for part in PARTS}
+        ttft = await h.metric("twinpool_ttft_seconds_sum", length_class="short")
+        assert sum(parts.values()) == pytest.approx(ttft)
+        assert ttft == pytest.approx(seen_s, abs=0.03)
+        assert parts["queue"] < 0.03
+        assert 0.12 <= parts["prefill"] < 0.16
+        if tells:
+            assert 0.04 <= parts["handoff"] < 0.07
+            assert 0.06 <= parts["first_decode"] < 0.10
+            assert parts["handoff_and_first_decode"] == 0
+        else:
+            assert 0.10 <= parts["handoff_and_first_decode"] < 0.16
+            assert parts["handoff"] == parts["first_decode"] == 0
+
+
+async def test_time_in_the_queue_and_in_attempts_that_failed_is_queue() -> None:
+    async with house(prefill=1, decode=2, timeouts=Timeouts(first_byte_s=0.1)) as h:
+        h.d.script.replies.append(Reply.hang())
+        assert (await h.chat(stream=True)).status == 200
+        assert 0.1 <= await h.metric("twinpool_ttft_part_seconds_sum", part="queue") < 0.2
+        assert await h.metric("twinpool_ttft_part_seconds_sum") == pytest.approx(await h.metric("twinpool_ttft_seconds_sum"))
+
+
+async def test_bytes_and_seconds_of_handoffs_are_those_that_the_workers_tell() -> None:
+    async with house(prefill=1, decode=Script(handoff_s=0.02, bytes_per_token=1000)) as h:
+        for stream in (True, False):
+            await h.chat("n2", stream=stream)
+        assert await h.metric("twinpool_handoff_bytes_total") == 2 * 4 * 1000
+        assert await h.metric("twinpool_handoff_seconds_count") == 2
+        assert 0.04 <= await h.metric("twinpool_handoff_seconds_sum") < 0.1
+
+
+async def test_long_prompts_are_told_apart_by_the_engines_own_count() -> None:
+    async with house(prefill=1, decode=1) as h:
+        await h.chat("a " * 1600, stream=True)
+        await h.chat("n3", stream=True)
+        assert await h.metric("twinpool_ttft_seconds_count", length_class="long") == 1
+        assert await h.metric("twinpool_ttft_seconds_count", length_class="short") == 1
+
+
+async def test_an_answer_that_is_not_streamed_has_no_ttft() -> None:
+    async with house(prefill=1, decode=1) as h:
+        await h.chat()
+        assert await h.metric("twinpool_ttft_seconds_count") == 0
+        assert await h.metric("twinpool_e2e_seconds_count") == 1
+
+
+async def test_each_request_ends_once_whatever_became_of_it() -> None:
+    async with house(
+        prefill=1,
+        decode=Script(slots=1),
+        routing=Routing(max_waiting=2, queue_timeout_s=5.0),
+        timeouts=Timeouts(first_byte_s=0.2),
+    ) as h:
+        await h.chat("ok")
+        await h.chat("ok too", stream=True)
+        h.p.script.replies.append(Reply.error(500))
+        await h.chat("once more")
+        h.d.script.replies.append(Default(stops_after_events=3, end=End.RESET))
+        await h.chat("breaks", stream=True)
+        h.p.script.replies.append(Reply.error(400))
+        await h.chat("wrong")
+        h.p.script.on_request = lambda recorded: Reply.error(500)
+        await h.chat("fails")
+        h.p.script.on_request = None
+        await h.up()
+        h.d.script.steps = asyncio.Semaphore(0)
+        async with await h.connect() as leaver:
+            leaver.post(chat("leaves"))
+            await until(lambda: h.d.running == 1)
+        await until(lambda: not h.controller.live_requests)
+        h.d.script.steps = steps = asyncio.Semaphore(0)
+        asking = [asyncio.create_task(h.chat(f"n{n}")) for n in range(9)]
+        await until(lambda: sum(task.done() for task in asking) == 6)
+        for _ in range(100):
+            steps.release()
+        assert sorted(answer.status for answer in await asyncio.gather(*asking)) == [200] * 3 + [429] * 6
+        assert await h.outcomes() == {"ok": 6, "failed": 2, "rejected": 1, "client_left": 1, "refused": 6}
+        assert sum((await h.outcomes()).values()) == h.arrivals() == 16
+        assert await h.metric("twinpool_e2e_seconds_count") == 6
+
+
+async def test_a_request_of_three_choices_is_one_request() -> None:
+    async with house(colocated=1) as h:
+        await h.chat(n=3)
+        assert await h.outcomes() == {"ok": 1}
+
+
+async def test_the_promised_names_are_there_before_anything_happened() -> None:
+    async with house(prefill=1, decode=1) as h:
+        scraped = (await h.get("/metrics")).body.decode()
+        for name in (
+            "twinpool_requests_total",
+            "twinpool_ttft_seconds",
+            "twinpool_ttft_part_seconds",
+            "twinpool_itl_seconds",
+            "twinpool_e2e_seconds",
+            "twinpool_handoff_bytes_total",
+            "twinpool_handoff_seconds",
+            "twinpool_kv_handles",
+            "twinpool_pool_workers",
+            "twinpool_pool_queue_tokens",
+            "twinpool_role_changes_total",
+            "twinpool_decisions_total",
+        ):
+            assert f"# TYPE {name.removesuffix('_total')}" in scraped, name
+        assert await h.metric("twinpool_pool_workers", role="prefill") == 1
+
+
+async def test_gauges_show_what_is_under_way() -> None:
+    async with house(prefill=Script(steps=asyncio.Semaphore(0)), decode=Script(slots=1)) as h:
+        asking = [asyncio.create_task(h.chat(f"n{n}")) for n in range(2)]
+        await until(lambda: h.p.running == 1 and h.controller.waiting_requests() == 1)
+        assert await h.metric("twinpool_requests_live") == 2
+        assert await h.metric("twinpool_requests_waiting") == 1
+        assert await h.metric("twinpool_pool_queue_tokens", role="prefill") > 0
+        for _ in range(2):
+            h.p.script.steps.release()
+        await asyncio.gather(*asking)
+        assert await h.metric("twinpool_requests_live") == 0
+        assert await h.metric("twinpool_pool_queue_tokens", role="prefill") == 0
