@@ -12,10 +12,7 @@ from twinpool.engines.scripted import Script
 KEYS = frozenset({"sk-one", "sk-two"})
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("POST", CHAT), ("POST", COMPLETIONS), ("GET", "/v1/models"), ("GET", "/v1/nothing"), ("POST", "/v1/x")],
-)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/models", "/v1/x"])
 @pytest.mark.parametrize(
     "given",
     [None, "Bearer wrong", "Bearer", "Basic sk-one", "sk-one", "Bearer sk-one x", "Bearer sk-on\xe9", "Bearer sk-one,sk-two"],
