@@ -36,6 +36,7 @@ from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 _MAX_WIRE_ID = 128
+_ADMIN_LINGER_S = 0.5  # for a refused body; the framework's ten seconds outlast our own end
 _PASSED_HEADERS = frozenset({b"traceparent", b"tracestate"})
 """All that engines get of a client's headers: no credential, nothing that could steer one."""
 
@@ -90,7 +91,7 @@ class Gateway:
             body_timeout_s=server.body_timeout_s,
             keep_alive_s=server.keep_alive_s,
         )
-        self._admin_runner = web.AppRunner(self._admin.app(), access_log=None)
+        self._admin_runner = web.AppRunner(self._admin.app(), access_log=None, lingering_time=_ADMIN_LINGER_S)
         try:
             await self._admin_runner.setup()
             site = web.TCPSite(self._admin_runner, server.admin_host, server.admin_port)
