@@ -363,8 +363,9 @@ async def house(
     await turns(5)  # transports close in a turn of their own
     assert failures == []
     with suppress(AssertionError):
-        await until(lambda: asyncio.all_tasks() == tasks_before, 1)
-    assert asyncio.all_tasks() == tasks_before
+        await until(lambda: asyncio.all_tasks() <= tasks_before, 1)
+    left = asyncio.all_tasks() - tasks_before
+    assert not left, left
     with suppress(AssertionError):
         await until(lambda: _sockets() == sockets_before, 1)
     assert _sockets() == sockets_before
