@@ -35,6 +35,14 @@ def test_without_another_decode_worker_the_prefill_worker_writes_the_rest() -> N
     assert breaks(streaming())[-1] == SendWhole(request="r", attempt=2, worker="p1")
 
 
+def test_the_rest_has_the_time_of_a_request_anew() -> None:
+    stage = streaming("d2", request_timeout_s=100.0)
+    stage.at = 150.0
+    breaks(stage)
+    stage.at = 160.0
+    assert stage.fails("r", Leg.PREFILL, Failure.ERROR) == [SendPrefill(request="r", attempt=3, worker="p1")]
+
+
 def test_a_worker_that_cannot_continue_gets_none_of_it() -> None:
     stage = streaming()
     stage.loses("p1")

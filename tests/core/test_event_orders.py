@@ -360,7 +360,7 @@ class World(RuleBasedStateMachine):
 
     @rule(
         pick=PICK,
-        what=st.sampled_from(["probed", "probed", "probed", "restarted", "restarted", "lost", "removed", "drained", "asked"]),
+        what=st.sampled_from(["probed"] * 5 + ["restarted"] * 3 + ["lost"] * 2 + ["removed", "drained", "asked"]),
         role=st.sampled_from([None, None, None, *Role]),
     )
     def something_befalls_an_engine(self, pick: int, what: str, role: Role | None) -> None:
@@ -467,7 +467,7 @@ class World(RuleBasedStateMachine):
 
 
 World.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=400, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

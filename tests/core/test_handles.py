@@ -5,6 +5,7 @@ from tests.core.stage import Stage, worker
 
 from twinpool.config import Routing
 from twinpool.core.commands import ReleaseHandle, SendDecode, SendPrefill
+from twinpool.core.events import TimePassed
 from twinpool.core.lifecycle import HandleState
 from twinpool.core.model import Failure, Leg
 
@@ -31,6 +32,15 @@ def test_an_orphan_lasts_until_the_lease_that_the_engine_told_or_the_configured_
     stage.waits(0.1)
     assert stage.handles == {}
     assert stage.controller.next_wakeup() is None
+
+
+def test_a_timer_for_something_else_does_not_forget_the_orphan() -> None:
+    stage = left_behind()
+    stage.released("r", freed=False)
+    stage.tell(TimePassed(at=stage.at + 1))
+    assert stage.controller.next_wakeup() == 130.0
+    stage.waits(30)
+    assert stage.handles == {}
 
 
 def test_an_orphan_whose_lease_is_over_already_ends_at_the_next_tick() -> None:

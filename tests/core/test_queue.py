@@ -152,6 +152,16 @@ def test_once_a_worker_is_back_the_queue_is_as_patient_as_ever() -> None:
     assert stage.finishes("r1") == [whole("r2")]
 
 
+def test_a_retry_that_finds_nobody_has_a_timer_of_its_own() -> None:
+    stage = Stage(worker("c1"), rules=Routing(worker_wait_s=10))
+    stage.arrives("r")
+    stage.waits(100)
+    assert stage.controller.next_wakeup() is None
+    stage.fails("r", Leg.WHOLE, Failure.BROKEN)
+    assert stage.controller.next_wakeup() == 110.0
+    assert stage.waits(10) == [refused("r", NO_WORKER)]
+
+
 def test_no_wait_goes_beyond_the_time_of_the_request() -> None:
     stage = Stage(worker("c1", slots=1), rules=Routing(queue_timeout_s=60, request_timeout_s=70))
     stage.arrives("r1")
