@@ -237,7 +237,6 @@ class TestStrict:
             assert connection.recv(1) == b""
         check_well(strict, service, self.FRIEND)
 
-    @pytest.mark.xfail(reason="http1 answers these itself, and knows of no id")
     @pytest.mark.parametrize("data", [b"x" * (CAP_BYTES + 1), None], ids=["413", "408"])
     def test_such_an_answer_has_an_id_too(self, strict: str, data: bytes | None) -> None:
         if data is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import requests
 import pytest
+import requests
 from tests.live.service import process, worker_of
 from tests.live.waiting import until
 

@@ -101,7 +101,13 @@ class Gateway:
                 raise _cannot_listen(server.admin_host, server.admin_port, "--admin-port", taken) from taken
             self.admin_port = self._admin_runner.addresses[0][1]
             try:
-                self._server = await serve(self._handle, host=server.host, port=server.port, limits=limits)
+                self._server = await serve(
+                    self._handle,
+                    host=server.host,
+                    port=server.port,
+                    limits=limits,
+                    refusal_headers=lambda: [(b"x-request-id", _new_id())],
+                )
             except OSError as taken:
                 raise _cannot_listen(server.host, server.port, "--port", taken) from taken
             self.port = self._server.port
@@ -220,6 +226,10 @@ def _wire_id(request: Request) -> bytes:
     given = request.header(b"x-request-id")
     if given and len(given) <= _MAX_WIRE_ID and given.isascii() and given.decode().isprintable():
         return given
+    return _new_id()
+
+
+def _new_id() -> bytes:
     return f"req-{secrets.token_hex(8)}".encode()
 
 

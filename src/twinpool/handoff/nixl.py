@@ -16,8 +16,9 @@ from twinpool.handoff.body import Fields, put_together
 
 _ASK = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
-    b'"remote_host":null,"remote_port":null}'
+    b'"remote_host":null,"remote_port":null,"twinpool_max_tokens":%b}'
 )
+"""The last field is the client's own limit: the embedded worker refuses what cannot fit before it reads a long prompt."""
 
 _NOT_FOR_PREFILL = ("stream_options", "min_tokens", "min_completion_tokens")
 """They contradict one token and no stream, and engines refuse the contradiction."""
@@ -63,10 +64,11 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 def prefill_body(fields: Fields) -> bytes:
     """The body of the prefill leg: the client's, with one token, no stream, and the wish for a handle."""
     leg: dict[str, msgspec.Raw | bytes] = {name: value for name, value in fields.items() if name not in _NOT_FOR_PREFILL}
+    limit = bytes(leg.get("max_completion_tokens", leg.get("max_tokens", b"null")))
     for name in _OUTPUT_LIMITS:
         if name in leg:
             leg[name] = b"1"
-    leg |= {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASK}
+    leg |= {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASK % limit}
     return put_together(leg)
 
 

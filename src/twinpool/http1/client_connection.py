@@ -305,7 +305,7 @@ class ClientConnection(asyncio.Protocol):
         self._lingers = True
         self._reading = _Reading.NOTHING
         self._headers, self._body = [], []
-        Responder(self, self._transport, is_head=False, is_http10=False).refuse(error)
+        Responder(self, self._transport, is_head=False, is_http10=False).refuse(error, self._server.refusal_headers())
         self._due_at = monotonic() + self._limits.linger_s
         if self._transport.can_write_eof():
             self._transport.write_eof()

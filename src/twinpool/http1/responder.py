@@ -128,9 +128,9 @@ class Responder:
         self.write(body)
         self.finish()
 
-    def refuse(self, error: RequestError) -> None:
+    def refuse(self, error: RequestError, more_headers: Headers = ()) -> None:
         """A whole answer: the error's status and envelope."""
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *more_headers]
         if error.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         self.send(error.status, headers, msgspec.json.encode(error.envelope()))

@@ -8,6 +8,7 @@ from time import monotonic
 
 from twinpool.errors import RequestError
 from twinpool.http1.client_connection import ClientConnection
+from twinpool.http1.framing import Headers
 from twinpool.http1.messages import Handler, Limits, Request
 from twinpool.http1.responder import Responder
 
@@ -17,11 +18,18 @@ _BACKLOG = 2048  # a thousand clients may connect in one turn of the loop
 
 
 async def serve(
-    handler: Handler, *, host: str, port: int, limits: Limits | None = None, ssl: tls.SSLContext | None = None
+    handler: Handler,
+    *,
+    host: str,
+    port: int,
+    limits: Limits | None = None,
+    ssl: tls.SSLContext | None = None,
+    refusal_headers: Callable[[], Headers] = tuple,
 ) -> "Server":
-    """Listen; port 0 takes a free one. OSError if the address cannot be had."""
+    """Listen; port 0 takes a free one. OSError if the address cannot be had. `refusal_headers` gives what goes with an answer
+    that no handler gives: to half a request, to one that is too large or is no HTTP."""
     loop = asyncio.get_running_loop()
-    server = Server(handler, limits or Limits(), loop)
+    server = Server(handler, limits or Limits(), loop, refusal_headers)
     server.listen(await loop.create_server(server.connection, host, port, ssl=ssl, backlog=_BACKLOG))
     return server
 
@@ -29,7 +37,10 @@ async def serve(
 class Server:
     """One listening address. Runs each request in a task of its own, to which it keeps a strong reference."""
 
-    def __init__(self, handler: Handler, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, handler: Handler, limits: Limits, loop: asyncio.AbstractEventLoop, refusal_headers: Callable[[], Headers]
+    ) -> None:
+        self.refusal_headers = refusal_headers
         self._handler = handler
         self._limits = limits
         self._loop = loop
@@ -101,10 +112,10 @@ class Server:
                 raise RuntimeError("the handler gave no answer")
         except RequestError as error:
             if not responder.started:
-                responder.refuse(error)
+                responder.refuse(error, self.refusal_headers())
         except Exception as error:  # a bug of the handler's: the client gets an answer, the loop's handler the story
             if not responder.started:
-                responder.refuse(RequestError("internal error"))
+                responder.refuse(RequestError("internal error"), self.refusal_headers())
             self._loop.call_exception_handler(
                 {"message": f"the handler of {request.method} {request.path} failed", "exception": error}
             )

@@ -67,6 +67,9 @@ def parse(endpoint: Endpoint, raw: bytes, served_model: str) -> Asked:
     _check_model(body.get("model"), served_model)
     choices = _integer(body, "n", 1, MAX_CHOICES) or 1
     makes_handle, handle = _transfer(body)
+    if makes_handle:  # its own limit is the one token of every prefill leg; this is its client's
+        body["max_tokens"] = body["kv_transfer_params"].get("twinpool_max_tokens")
+        body.pop("max_completion_tokens", None)
     prompts: tuple[str | tuple[int, ...], ...] = ()
     if endpoint == "chat":
         _check_messages(body.get("messages"))

@@ -40,9 +40,7 @@ async def read_prompts(engine: Engine, asked: Asked) -> list[Prompt]:
     for prompt in found:
         if not prompt.count:
             raise BadRequestError("the prompt is empty", Reason.INVALID_VALUE)
-        # a prefill leg's one token is not written here, the decode worker checks the client's own limit
-        new = 1 if asked.makes_handle else asked.max_tokens or 1
-        if prompt.count + new > context:
+        if prompt.count + (asked.max_tokens or 1) > context:
             raise BadRequestError(
                 f"this model's context is {context} tokens; the prompt has {prompt.count}"
                 + (f", and {asked.max_tokens} more were asked for" if asked.max_tokens else ""),
