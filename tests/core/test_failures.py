@@ -14,6 +14,7 @@ from twinpool.core.commands import (
     SendPrefill,
     SendWhole,
 )
+from twinpool.core.events import TimePassed
 from twinpool.core.lifecycle import HandleState, WorkerState
 from twinpool.core.model import Dialect, Failure, Leg
 from twinpool.errors import Reason
@@ -248,6 +249,14 @@ def test_who_waits_for_a_busy_worker_goes_when_its_pause_is_over() -> None:
     assert stage.controller.next_wakeup() == 3.0
     assert stage.waits(2.9) == []
     assert stage.waits(0.1) == [SendWhole(request="r", attempt=2, worker="c1")]
+
+
+def test_a_timer_for_something_else_does_not_forget_the_pause() -> None:
+    stage = Stage(worker("c1"))
+    stage.arrives("r")
+    stage.fails("r", Leg.WHOLE, F.BUSY, retry_after_s=20)
+    stage.tell(TimePassed(at=1.0))
+    assert stage.controller.next_wakeup() == 20.0
 
 
 def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
