@@ -51,6 +51,23 @@ def test_a_worker_that_cannot_continue_gets_none_of_it() -> None:
     assert stage.restarts("d1") == [SendWhole(request="r", attempt=2, worker="d1")]
 
 
+def test_one_that_waits_for_a_worker_that_can_does_not_hold_up_the_others() -> None:
+    stage = Stage(worker("c1", continues=True), worker("c2"))
+    stage.arrives("r")
+    stage.first_token("r")
+    assert stage.fails("r", Leg.WHOLE, Failure.BROKEN, can_continue=True) == [ProbeWorker(worker="c1")]
+    assert stage.arrives("other") == [SendWhole(request="other", attempt=1, worker="c2")]
+    assert stage.returns("c1") == [SendWhole(request="r", attempt=2, worker="c1")]
+
+
+def test_one_that_waits_goes_before_those_who_came_earlier() -> None:
+    stage = Stage(worker("c1", slots=1, continues=True))
+    stage.arrives("r")
+    stage.arrives("earlier")
+    stage.first_token("r")
+    assert stage.fails("r", Leg.WHOLE, Failure.ERROR, can_continue=True) == [SendWhole(request="r", attempt=2, worker="c1")]
+
+
 def test_one_that_finds_no_worker_in_time_fails() -> None:
     stage = streaming(worker_wait_s=5.0)
     stage.loses("p1")

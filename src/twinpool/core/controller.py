@@ -115,9 +115,9 @@ class Controller:
 
     def _dispatch(self, at: float, out: list[do.Command]) -> None:
         """Send on its way whoever can go."""
-        for model in self._waiting.models():
-            while (request := self._waiting.head(model)) is not None:
-                decision = self._policies.route(request.pending(), self.cluster.routable(model, at))
+        for lane in self._waiting.lanes():
+            while (request := self._waiting.head(lane)) is not None:
+                decision = self._policies.route(request.pending(), self.cluster.routable(lane.model, at))
                 if decision.choice is Choice.WAIT:
                     if not request.shown_waiting:
                         request.shown_waiting = True

@@ -1,16 +1,28 @@
-"""The router's queue: one a model, first come first served. A request that must be tried again goes to the head."""
+"""The router's queue: one a model, first come first served. A request that must be tried again goes to the head.
+
+Streams that must go on elsewhere have a lane of their own, before the others: they may wait for one of the few workers that can
+continue them, and must not hold up those whom any worker can serve.
+"""
 
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from twinpool.core.requests import Request
+
+
+class Lane(NamedTuple):
+    """Those that wait for the same workers."""
+
+    model: str
+    is_begun: bool
 
 
 class Waiting:
     """Requests that wait, in order."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[Request]] = {}  # only those that are not empty
+        self._queues: dict[Lane, deque[Request]] = {}  # only those that are not empty
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -20,21 +32,27 @@ class Waiting:
         return iter([request for queue in self._queues.values() for request in queue])
 
     def append(self, request: Request) -> None:
-        self._queues.setdefault(request.facts.model, deque()).append(request)
+        self._queues.setdefault(_lane(request), deque()).append(request)
 
     def put_first(self, request: Request) -> None:
-        self._queues.setdefault(request.facts.model, deque()).appendleft(request)
+        self._queues.setdefault(_lane(request), deque()).appendleft(request)
 
     def remove(self, request: Request) -> None:
-        queue = self._queues[request.facts.model]
+        lane = _lane(request)
+        queue = self._queues[lane]
         queue.remove(request)
         if not queue:
-            del self._queues[request.facts.model]
+            del self._queues[lane]
 
-    def models(self) -> list[str]:
-        return list(self._queues)
+    def lanes(self) -> list[Lane]:
+        """Begun answers first: a client looks at half of one."""
+        return sorted(self._queues, key=lambda lane: not lane.is_begun)
 
-    def head(self, model: str) -> Request | None:
+    def head(self, lane: Lane) -> Request | None:
         """Whose turn it is."""
-        queue = self._queues.get(model)
+        queue = self._queues.get(lane)
         return queue[0] if queue else None
+
+
+def _lane(request: Request) -> Lane:
+    return Lane(request.facts.model, request.is_begun)
