@@ -5,7 +5,7 @@ from tests.core.stage import Stage, prompt, worker
 from twinpool.core.commands import RecordDecision, SendDecode, SendPrefill, SendWhole
 from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.lifecycle import HandleState
-from twinpool.core.model import Dialect, Leg
+from twinpool.core.model import Dialect, Leg, Usage
 
 
 def test_nixl_sends_one_leg_after_the_other() -> None:
@@ -131,3 +131,12 @@ def test_the_length_of_prompts_is_learnt_from_what_engines_count() -> None:
     stage.arrives("r", prompt(1000))
     assert 1950 < stage.load("p1")[0] <= 2000
     assert stage.controller.cluster.holds(("r", 1, Leg.PREFILL))
+
+
+def test_an_engine_that_did_not_count_teaches_nothing() -> None:
+    stage = Stage(worker("p1"), worker("d1"))
+    stage.arrives("r", prompt(1000))
+    stage.prefilled("r", tokens=0)
+    stage.finishes("r", usage=Usage(prompt_tokens=0, completion_tokens=3))
+    stage.arrives("next", prompt(1000))
+    assert stage.load("p1")[0] == 1000
