@@ -129,7 +129,6 @@ async def test_one_that_leaves_takes_nobody_with_it() -> None:
         assert await h.outcomes() == {"ok": 4, "client_left": 1}
 
 
-@pytest.mark.xfail(reason="uvloop does not report lost a connection whose connect was cancelled", strict=True)
 async def test_a_connect_that_is_given_up_at_any_turn_leaves_no_connection() -> None:
     """Else the pool counts it for ever, and waits for it for ever when it closes."""
     async with ScriptedEngine() as engine:
@@ -144,7 +143,6 @@ async def test_a_connect_that_is_given_up_at_any_turn_leaves_no_connection() -> 
         await asyncio.wait_for(pool.close(), 5)
 
 
-@pytest.mark.plain_loop  # on uvloop the gateway would never end: see above
 async def test_two_hundred_that_leave_at_any_turn_of_the_loop_leave_nothing() -> None:
     """Each a turn of the loop later than the one before, so that every await of ours is one at which some client left."""
     async with house(prefill=Script(lease_s=1.0), decode=Script(slots=3)) as h:

@@ -187,12 +187,15 @@ class Pool:
 
     async def _connect(self, origin: Origin, connect_s: float | None) -> EngineConnection:
         loop = asyncio.get_running_loop()
+        connection = EngineConnection(self, origin, loop)
         try:
             async with asyncio.timeout(connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: EngineConnection(self, origin, loop), origin.host, origin.port, ssl=self._tls(origin)
-                )
+                await loop.create_connection(lambda: connection, origin.host, origin.port, ssl=self._tls(origin))
+        except asyncio.CancelledError:
+            connection.give_up()
+            raise
         except TimeoutError:
+            connection.give_up()
             raise UpstreamLost(Loss.CONNECT_TIMEOUT, str(origin)) from None
         except OSError as error:
             raise UpstreamLost(Loss.CONNECT, str(origin), error.strerror or str(error)) from error

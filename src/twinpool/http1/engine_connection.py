@@ -85,6 +85,13 @@ class EngineConnection(asyncio.Protocol):
         self._forget()
         self.close()
 
+    def give_up(self) -> None:
+        """Nobody waits for the connection that is being made. uvloop does not report the loss of one that was made already."""
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+            self._pool.closed(self)
+
     def close(self) -> None:
         self.is_closed = True
         self._transport.abort()
@@ -111,6 +118,9 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self.is_closed:
+            self._transport.abort()
+            return
         self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
