@@ -65,14 +65,20 @@ def test_a_prefill_worker_whose_connection_fails_is_probed_and_left_alone(failur
     assert stage.arrives("r2") == [SendPrefill(request="r2", attempt=1, worker="p2")]
 
 
+def prefill_after(leg: Leg, failure: Failure) -> str:
+    """Who reads the prompt again: not the prefill worker that failed, nor one whose handoff may have."""
+    return "p2" if leg is Leg.PREFILL or failure in (F.ERROR, F.TIMED_OUT, F.HANDLE_REFUSED) else "p1"
+
+
 @pytest.mark.parametrize("failure", [*SPOILED, F.HANDLE_REFUSED])
 def test_a_second_try_of_a_decode_is_a_new_prefill_with_a_new_handle(failure: Failure) -> None:
     stage = two_pairs()
     stage.arrives("r")
     stage.prefilled("r")
-    assert stage.fails("r", Leg.DECODE, failure, status=500) == [RELEASE, prefill("p1", 2)]
+    fresh = prefill_after(Leg.DECODE, failure)
+    assert stage.fails("r", Leg.DECODE, failure, status=500) == [RELEASE, prefill(fresh, 2)]
     assert stage.handles == {HandleState.RELEASING: 1}
-    assert stage.prefilled("r") == [decode("d2", "p1", 2)]
+    assert stage.prefilled("r") == [decode("d2", fresh, 2)]
     assert stage.handles == {HandleState.RELEASING: 1, HandleState.SENT: 1}
 
 
@@ -88,14 +94,13 @@ def test_a_decode_worker_whose_connection_fails_is_probed_and_left_alone(failure
 @pytest.mark.parametrize("failure", SPOILED)
 @pytest.mark.parametrize(
     ("leg", "other", "then"),
-    [(Leg.PREFILL, Leg.DECODE, ("p2", "d1")), (Leg.DECODE, Leg.PREFILL, ("p1", "d2"))],
+    [(Leg.PREFILL, Leg.DECODE, "d1"), (Leg.DECODE, Leg.PREFILL, "d2")],
 )
-def test_of_two_legs_at_once_the_first_to_fail_cancels_the_other(
-    failure: Failure, leg: Leg, other: Leg, then: tuple[str, str]
-) -> None:
+def test_of_two_legs_at_once_the_first_to_fail_cancels_the_other(failure: Failure, leg: Leg, other: Leg, then: str) -> None:
     stage = two_pairs(Dialect.SGLANG)
     stage.arrives("r")
-    assert stage.fails("r", leg, failure) == [cancel(other), prefill(then[0], 2), decode(then[1], then[0], 2)]
+    fresh = prefill_after(leg, failure)
+    assert stage.fails("r", leg, failure) == [cancel(other), prefill(fresh, 2), decode(then, fresh, 2)]
     assert stage.fails("r", other, failure, attempt=1) == [], "its end is stale news"
 
 
@@ -113,7 +118,7 @@ def test_a_decode_that_fails_after_its_prefill_has_ended_cancels_nothing() -> No
     stage = two_pairs(Dialect.SGLANG)
     stage.arrives("r")
     stage.prefilled("r")
-    assert stage.fails("r", Leg.DECODE, F.ERROR) == [prefill("p1", 2), decode("d2", "p1", 2)]
+    assert stage.fails("r", Leg.DECODE, F.ERROR) == [prefill("p2", 2), decode("d2", "p2", 2)]
 
 
 @pytest.mark.parametrize("failure", SPOILED)

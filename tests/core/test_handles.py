@@ -5,6 +5,7 @@ from tests.core.stage import Stage, worker
 
 from twinpool.config import Routing
 from twinpool.core.commands import ReleaseHandle, SendDecode, SendPrefill
+from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.events import TimePassed
 from twinpool.core.lifecycle import HandleState
 from twinpool.core.model import Failure, Leg
@@ -75,12 +76,12 @@ def test_each_attempt_has_a_handle_of_its_own_and_none_is_sent_twice() -> None:
     stage.fails("r", Leg.DECODE, Failure.ERROR)
     stage.prefilled("r")
     stage.fails("r", Leg.DECODE, Failure.ERROR)
-    stage.prefilled("r")
     sent = [command for commands in stage.commands for command in commands if isinstance(command, SendDecode)]
     released = [command for commands in stage.commands for command in commands if isinstance(command, ReleaseHandle)]
-    assert [command.attempt for command in sent] == [1, 2, 3]
+    assert [command.attempt for command in sent] == [1, 2]
     assert [command.attempt for command in released] == [1, 2]
-    assert stage.handles == {HandleState.RELEASING: 2, HandleState.SENT: 1}
+    assert stage.handles == {HandleState.RELEASING: 2}
+    assert stage.decisions[-1] == Decision(Choice.COLOCATED, Why.HANDOFF_FAILED, decode="d1"), "twice is enough"
 
 
 def test_prefilled_is_handed_over_at_once_so_no_kv_is_parked() -> None:

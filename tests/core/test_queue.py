@@ -156,7 +156,7 @@ def test_a_retry_that_finds_nobody_has_a_timer_of_its_own() -> None:
     stage = Stage(worker("c1"), rules=Routing(worker_wait_s=10))
     stage.arrives("r")
     stage.waits(100)
-    assert stage.controller.next_wakeup() is None
+    assert stage.controller.next_wakeup() == 600.0, "the request's own end"
     stage.fails("r", Leg.WHOLE, Failure.BROKEN)
     assert stage.controller.next_wakeup() == 110.0
     assert stage.waits(10) == [refused("r", NO_WORKER)]

@@ -115,7 +115,9 @@ def test_the_handles_of_a_restarted_worker_are_gone_and_nobody_gives_them_back()
     stage.prefilled("r2")
     stage.restarts("p1")
     assert stage.handles == {HandleState.SENT: 1}
-    assert stage.leaves("r1") == [CancelLeg(request="r1", attempt=1, leg=Leg.DECODE)]
+    assert stage.commands[-1][0] == CancelLeg(request="r1", attempt=1, leg=Leg.DECODE), "D may read another's KV"
+    assert not any(isinstance(command, ReleaseHandle) for command in stage.commands[-1])
+    stage.leaves("r1")
     assert stage.leaves("r2")[-1] == ReleaseHandle(request="r2", attempt=1, worker="p2")
 
 
@@ -174,12 +176,27 @@ def test_who_waited_for_a_worker_that_went_away_goes_another_way_at_once(how: st
     assert getattr(stage, how)("p1") == [whole("r2", "d1")]
 
 
-def test_a_pause_of_the_last_prefill_worker_frees_who_waited_for_it() -> None:
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+def test_a_pool_that_is_at_its_limit_is_waited_for_and_not_gone_round(leg: Leg) -> None:
+    """WF-07, WF-09: back-pressure is no reason to send the work to the other pool."""
     stage = Stage(worker("p1"), worker("d1"))
-    stage.arrives("r1", prompt(4000))
-    stage.arrives("r2", prompt(4000))
-    commands = stage.fails("r1", Leg.PREFILL, Failure.BUSY)
-    assert commands == [whole("r1", "d1", 2), whole("r2", "d1")]
+    stage.arrives("r")
+    if leg is Leg.DECODE:
+        stage.prefilled("r")
+    acts = stage.fails("r", leg, Failure.BUSY, retry_after_s=3)
+    assert not any(isinstance(act, SendPrefill | SendWhole) for act in acts)
+    assert stage.waits(3) == [SendPrefill(request="r", attempt=2, worker="p1")]
+
+
+def test_a_request_s_own_end_cuts_its_legs() -> None:
+    stage = Stage(worker("p1"), worker("d1"), rules=Routing(request_timeout_s=5))
+    stage.arrives("r")
+    stage.at = 1.0
+    cancelled, failed = stage.waits(4)
+    assert cancelled == CancelLeg(request="r", attempt=1, leg=Leg.PREFILL)
+    assert isinstance(failed, FailRequest)
+    assert failed.status == 504
+    assert stage.is_empty()
 
 
 def test_news_of_workers_nobody_knows_change_nothing() -> None:

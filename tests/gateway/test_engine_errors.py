@@ -88,7 +88,6 @@ async def test_a_worker_that_is_at_its_limit_is_left_alone_for_as_long_as_it_ask
         assert 1.0 <= served - refused < 1.5
 
 
-@pytest.mark.xfail(reason="a paused pool counts as an absent one: its work goes to the other", strict=True)
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 async def test_back_pressure_of_one_pool_does_not_send_its_work_to_the_other(leg: str) -> None:
     async with house(prefill=1, decode=1, routing=QUICK) as h:

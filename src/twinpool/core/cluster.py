@@ -36,12 +36,17 @@ class WorkerView(Protocol):
     def sequences(self) -> int:
         """Sequences running or reserved."""
 
+    @property
+    def is_paused(self) -> bool:
+        """It asked to be left alone for a while: it has no room now, but it is there."""
+
 
 class Worker:
     """One worker: facts, role, state, and the sum of its legs."""
 
     __slots__ = (
         "facts",
+        "is_paused",
         "is_told_to_drain",
         "kv_tokens",
         "legs",
@@ -58,6 +63,7 @@ class Worker:
         self.story = Story(f"worker {facts.worker}", WORKER_TABLE, WorkerState.READY)
         self.is_told_to_drain = False  # outlasts a loss of the worker, not a restart
         self.paused_until = 0.0
+        self.is_paused = False  # as of the last look at the cluster
         self.legs: dict[LegKey, None] = {}  # in the order they were given: a set would have none
         self.prefill_tokens = 0
         self.kv_tokens = 0
@@ -133,8 +139,13 @@ class Cluster:
         del self._workers[worker]
 
     def routable(self, model: str, at: float) -> list[Worker]:
-        """The workers that may be given a new request for `model` now, in the order of their ids."""
-        return [worker for worker in self._workers.values() if worker.is_open(at) and model in worker.facts.models]
+        """The workers that are there for a new request for `model`, in the order of their ids; some may be paused."""
+        found = []
+        for worker in self._workers.values():
+            if worker.story.state is WorkerState.READY and model in worker.facts.models:
+                worker.is_paused = worker.paused_until > at
+                found.append(worker)
+        return found
 
     def has_ready(self, model: str) -> bool:
         """Whether any worker is up for the model, busy or not."""

@@ -31,7 +31,14 @@ _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
 _STRIKES = frozenset(set(Failure) - {Failure.REJECTED, Failure.BUSY, Failure.UNREACHABLE})
 """Failures that count against `max_attempts`. A busy or an absent worker does not: those are bounded by the deadlines."""
 
+_MAY_BE_THE_PAIR = frozenset({Failure.ERROR, Failure.TIMED_OUT, Failure.HANDLE_REFUSED})
+"""Failures of a decode leg for which the prefill worker may be as much at fault: a retry avoids both."""
+
 _CONNECTION_LOST = frozenset({Failure.UNREACHABLE, Failure.BROKEN})
+
+
+_UNANSWERED = frozenset({RequestState.PREFILLING, RequestState.DECODING, RequestState.PAIRED, RequestState.SERVING})
+"""Legs are out, and the client has nothing yet: its deadline still runs."""
 
 
 class Controller:
@@ -102,6 +109,7 @@ class Controller:
         if refusal is not None:
             self._refuse(request, refusal, out)
             return
+        self._alarm(request.expires)
         request.story.move(RequestMove.QUEUE)
         self._set_deadline(request, event.at)
         self._waiting.append(request)
@@ -261,6 +269,8 @@ class Controller:
             out.append(do.ProbeWorker(worker=facts.worker))
         if event.failure not in (Failure.BUSY, Failure.REJECTED):
             request.avoid |= {facts.worker}
+            if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
+                request.avoid |= {request.prefill.worker}
 
     def _after_failure(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
         """No token has reached the client: begin anew where that can help, else end with what is known."""
@@ -271,6 +281,7 @@ class Controller:
             out.append(do.RelayFailure(request=request.id))
             return
         request.strikes += event.failure in _STRIKES
+        request.failed_handoffs += event.leg is Leg.DECODE or event.failure is Failure.NO_HANDLE
         if request.strikes >= self._rules.max_attempts and event.at < request.expires:
             if event.status is not None and event.failure is Failure.ERROR:
                 self._end(request, RequestMove.FAIL, out)
@@ -316,20 +327,25 @@ class Controller:
         def is_older(other: WorkerFacts | None) -> bool:
             return other is not None and other.worker == facts.worker and other.incarnation != facts.incarnation
 
+        self._handles.expire_of(is_older)
         for request in list(self._requests.values()):
+            if request.story.state is RequestState.DECODING and is_older(request.prefill):
+                self._begin_anew(request, Leg.DECODE, at, out)  # its KV is gone, whatever D makes of the handle
+                continue
             for leg in request.out:
                 if is_older(request.prefill if leg is Leg.PREFILL else request.decode):
                     if request.story.state is RequestState.STREAMING and leg is not Leg.PREFILL:
                         # only the driver knows whether another engine can go on with what the client has
                         out.append(do.BreakLeg(request=request.id, attempt=request.attempt, leg=leg))
-                        break
-                    out.append(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg))
-                    failed = on.LegFailed(
-                        at=at, request=request.id, attempt=request.attempt, leg=leg, failure=Failure.RESTARTED
-                    )
-                    self._lose_leg(request, failed, out)
+                    else:
+                        self._begin_anew(request, leg, at, out)
                     break  # the other leg went with it
-        self._handles.expire_of(is_older)
+
+    def _begin_anew(self, request: Request, leg: Leg, at: float, out: list[do.Command]) -> None:
+        """The engine behind this leg has restarted; nobody else reports what became of the leg."""
+        out.append(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg))
+        failed = on.LegFailed(at=at, request=request.id, attempt=request.attempt, leg=leg, failure=Failure.RESTARTED)
+        self._lose_leg(request, failed, out)
 
     def _worker_lost(self, event: on.WorkerLost, out: list[do.Command]) -> None:
         """Nothing new goes there. What runs there is not touched: its own connections tell how it ends."""
@@ -373,6 +389,15 @@ class Controller:
                 has_worker = self.cluster.has_ready(request.facts.model)
                 self._waiting.remove(request)
                 self._refuse(request, Why.QUEUE_TIMEOUT if has_worker else Why.NO_WORKER, out)
+        for request in list(self._requests.values()):
+            if request.story.state not in _UNANSWERED:
+                continue
+            if request.expires > event.at:
+                self._alarm(request.expires)
+            else:
+                self._cancel_legs(request, out)
+                self._release(request, out)
+                self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
         next_expiry = self._handles.expire_orphans(event.at)
         if next_expiry is not None:
             self._alarm(next_expiry)

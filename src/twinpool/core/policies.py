@@ -19,6 +19,7 @@ class Pending(NamedTuple):
     prompt_tokens: int
     avoid: frozenset[str] = frozenset()
     must_continue: bool = False
+    failed_handoffs: int = 0
 
 
 class Entrance(NamedTuple):
@@ -32,7 +33,7 @@ Admit = Callable[[RequestFacts, Entrance], Why | None]
 """None lets the request in; a reason refuses it."""
 
 Route = Callable[[Pending, Sequence[WorkerView]], Decision]
-"""One of the ways to go, given the workers that may be used now, in the order of their ids."""
+"""One of the ways to go, given the workers that are there, in the order of their ids. One that is paused gets nothing."""
 
 PickDecode = Callable[[Pending, WorkerView, Sequence[WorkerView]], str | None]
 """Another decode worker for a prompt that stands prefilled on a worker; None where there is none with room."""

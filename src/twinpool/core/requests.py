@@ -16,6 +16,7 @@ class Request:
         "dialect",
         "expires",
         "facts",
+        "failed_handoffs",
         "id",
         "is_begun",
         "out",
@@ -35,6 +36,7 @@ class Request:
         self.story = Story(f"request {request}", REQUEST_TABLE, RequestState.NEW)
         self.attempt = 0
         self.strikes = 0
+        self.failed_handoffs = 0
         self.avoid: frozenset[str] = frozenset()
         self.prefill: WorkerFacts | None = None
         self.decode: WorkerFacts | None = None  # also the one worker of a whole leg
@@ -44,4 +46,4 @@ class Request:
         self.is_begun = False  # the client has part of the answer
 
     def pending(self) -> Pending:
-        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun)
+        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs)

@@ -28,7 +28,7 @@ def disaggregate_when_possible(rules: Routing) -> Route:
         prefills = [worker for worker in workers if worker.role is Role.PREFILL]
         decodes = [worker for worker in workers if worker.role is Role.DECODE]
         partnered = [p for p in prefills if any(_can_hand_over(p, d) for d in decodes)]
-        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes, partnered)
+        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes, partnered) or _no_use(pending)
         if obstacle is not None:
             return _colocate(pending, workers, obstacle)
         with_window = [p for p in partnered if _has_window(p, pending.prompt_tokens, rules.prefill_window_tokens)]
@@ -55,6 +55,11 @@ _: PickDecode = least_loaded_decode
 def _able(pending: Pending, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """Those that can do what this request needs."""
     return [worker for worker in workers if worker.facts.continues] if pending.must_continue else workers
+
+
+def _no_use(pending: Pending) -> Why | None:
+    """Two handoffs that failed are enough: what one worker does alone cannot fail by a handoff."""
+    return Why.HANDOFF_FAILED if pending.failed_handoffs >= 2 else None
 
 
 def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView], partnered: Sequence[WorkerView]) -> Why | None:
@@ -94,11 +99,15 @@ def _least_decode(prefill: WorkerView, decodes: Sequence[WorkerView], avoid: fro
 
 
 def _can_hand_over(prefill: WorkerView, decode: WorkerView) -> bool:
+    if prefill is decode:  # it changed its role while it read
+        return False
     return prefill.facts.dialect is not None and prefill.facts.dialect is decode.facts.dialect
 
 
 def _has_slots(worker: WorkerView, sequences: int) -> bool:
     """Room for all of them; more than the worker has slots may go there once it is idle, and queue there."""
+    if worker.is_paused:
+        return False
     return worker.sequences == 0 or worker.sequences + sequences <= (worker.facts.slots or _UNKNOWN_SLOTS)
 
 
