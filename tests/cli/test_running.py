@@ -4,7 +4,8 @@ from twinpool.cli.prepare import Local
 from twinpool.cli.running import worker_argv
 from twinpool.cli.worker import command
 from twinpool.cli.worker_log import Terminal
-from twinpool.deploy.plan import Footprint, Machine, PlannedWorker, Wanted, plan_workers
+from twinpool.deploy.plan import Footprint, PlannedWorker, Wanted, plan_workers
+from twinpool.machine import Machine
 
 
 def test_a_worker_understands_its_command_line_and_the_secret_is_not_on_it() -> None:

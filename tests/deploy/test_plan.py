@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinpool.deploy.plan import CONTEXT_TOKENS, SLOTS, Footprint, Machine, Wanted, plan_workers
+from twinpool.deploy.plan import CONTEXT_TOKENS, SLOTS, Footprint, Wanted, plan_workers
 from twinpool.errors import UserError
+from twinpool.machine import Machine
 
 SMALL = Footprint(file_bytes=144_811_072, kv_token_bytes=23_040, context_tokens=8192)
 

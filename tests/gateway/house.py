@@ -231,12 +231,12 @@ class House:
         )
 
     async def outcomes(self) -> dict[str, int]:
-        """How many requests ended how."""
+        """How many requests ended how, of those that could be routed."""
         scraped = (await self.get("/metrics")).body.decode()
         counts: dict[str, int] = {}
         for family in text_string_to_metric_families(scraped):
             for sample in family.samples:
-                if sample.name == "twinpool_requests_total":
+                if sample.name == "twinpool_requests_total" and sample.labels["outcome"] != "turned_away":
                     outcome = sample.labels["outcome"]
                     counts[outcome] = counts.get(outcome, 0) + int(sample.value)
         return counts

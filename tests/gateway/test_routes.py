@@ -88,6 +88,7 @@ async def test_a_body_that_cannot_be_routed_is_refused_in_openais_shape(body: by
         assert (answer.error["code"], answer.error["type"]) == (code, "invalid_request_error")
         assert answer.headers["x-request-id"]
         assert h.p.recorded == h.d.recorded == []
+        assert await h.metric("twinpool_requests_total", path="none", outcome="turned_away") == 1
         assert (await h.chat("n2")).text == told("n2")
 
 

@@ -14,9 +14,9 @@ from twinpool.cli.fleet import Engine, Given, choose_fleet
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
 from twinpool.cli.worker_log import Terminal, WorkerLog
 from twinpool.config import Config
-from twinpool.deploy.machine import read_machine
 from twinpool.deploy.plan import Footprint, Plan, Wanted, plan_workers
 from twinpool.errors import UserError
+from twinpool.machine import read_machine
 
 if TYPE_CHECKING:
     from twinpool.worker.models import ModelFile

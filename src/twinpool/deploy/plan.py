@@ -7,6 +7,7 @@ are enough. What does not fit is said here, in one line, before a process dies o
 from dataclasses import dataclass
 
 from twinpool.errors import UserError
+from twinpool.machine import Machine
 
 ROLES = ("prefill", "decode", "colocated")
 
@@ -17,20 +18,6 @@ SMALLEST_CONTEXT_TOKENS = 2048  # under this a chat is of no use; better say tha
 # models have larger buffers.
 OVERHEAD_BYTES = 160_000_000
 HANDLES_IN_FLIGHT = 2  # a long prompt's KV being written while the one before is still read
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What this process may use. None is unknown, and not checked.
-
-    `cores` are ids, hardware threads of one core side by side; empty where processes cannot be bound to any. `cpus` is how many
-    of them may compute at once: less than `len(cores)` under a container's quota.
-    """
-
-    cores: tuple[int, ...]
-    cpus: int
-    memory_bytes: int | None = None
-    shared_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,8 @@ class Gateway:
         try:
             await self._route(request, responder, wire_id)
         except RequestError as error:
+            if request.path in ROUTES:
+                self._metrics.turned_away()
             headers = [*_JSON, (b"x-request-id", wire_id)]
             if error.retry_after_s is not None:
                 headers.append((b"retry-after", b"%d" % error.retry_after_s))

@@ -77,8 +77,8 @@ class Driver:
         self._metrics = metrics
         self._journal = journal
         self._access_log = access_log
-        self._legs = Legs(pool, timeouts, self.feed, expose_route=expose_route)
         self._releases = Releases(pool, timeouts.release_s, self.feed)
+        self._legs = Legs(pool, timeouts, self.feed, self._releases.start, expose_route=expose_route)
         self._requests: dict[str, ClientRequest] = {}
         self._origins: dict[str, Origin] = {}
         self._events: deque[on.Event] = deque()

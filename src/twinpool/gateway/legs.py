@@ -27,10 +27,19 @@ from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
 class Legs:
     """Runs legs over a pool of connections and tells `feed` what becomes of them."""
 
-    def __init__(self, pool: Pool, timeouts: Timeouts, feed: Callable[[on.Event], None], *, expose_route: bool) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        timeouts: Timeouts,
+        feed: Callable[[on.Event], None],
+        release: Callable[[str, int, Origin, msgspec.Raw], None],
+        *,
+        expose_route: bool,
+    ) -> None:
         self._pool = pool
         self._timeouts = timeouts
         self._feed = feed
+        self._release = release
         self._expose_route = expose_route
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +120,9 @@ class Legs:
             return
         try:
             prefilled = nixl.read_prefill_answer(answer.body)
-        except nixl.HandoffMissingError:
+        except nixl.HandoffMissingError as missing:
+            if missing.handle is not None:
+                self._release(request.id, attempt, worker, missing.handle)
             self._failed(request, attempt, Leg.PREFILL, LegEnd(failure=Failure.NO_HANDLE))
             return
         request.prefilled = monotonic()

@@ -81,6 +81,10 @@ class Metrics:
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
 
+    def turned_away(self) -> None:
+        """A request that could not be routed at all: no key, no JSON, no such model. The driver never saw it."""
+        self._requests.labels("none", "turned_away").inc()
+
     def ended(self, request: ClientRequest, outcome: str, timeline: Timeline, prompt_tokens: int) -> None:
         """One terminal outcome for each client request. What the client saw of a stream counts however it ended: those that
         break or are left are not the fast ones. The time of a whole answer is told of whole answers alone."""

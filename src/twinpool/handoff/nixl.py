@@ -28,7 +28,12 @@ _OUTPUT_LIMITS = ("max_completion_tokens", "max_output_tokens")
 
 
 class HandoffMissingError(Exception):
-    """A prefill answered 200 without a handle, or was cut short: a failed handoff, never a reason to decode anyway."""
+    """A prefill answered 200 without a handle, or was cut short: a failed handoff, never a reason to decode anyway. `handle` is
+    what must be given back where one came with a prompt that was not read to its end."""
+
+    def __init__(self, message: str, handle: msgspec.Raw | None = None) -> None:
+        super().__init__(message)
+        self.handle = handle
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True):
@@ -88,7 +93,8 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
         raise HandoffMissingError("the prefill answered without a handle")
     for choice in answer.choices:
         if choice.finish_reason in ("abort", "error"):
-            raise HandoffMissingError(f"the prefill ended with finish reason {choice.finish_reason!r}")
+            unread = msgspec.Raw(bytes(answer.kv_transfer_params))
+            raise HandoffMissingError(f"the prefill ended with finish reason {choice.finish_reason!r}", unread)
     usage = answer.usage or _Usage()
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     return PrefillAnswer(msgspec.Raw(bytes(answer.kv_transfer_params)), usage.prompt_tokens, cached or 0)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from twinpool.errors import UserError
+from twinpool.machine import read_machine
 from twinpool.worker.gguf_header import GgufHeader
 from twinpool.worker.settings import MAX_DEFAULT_CONTEXT_TOKENS, WorkerSettings
 from twinpool.worker.shared_memory import KvFolder
@@ -16,7 +17,7 @@ def _context(settings: WorkerSettings, header: GgufHeader) -> int:
 
 def check(settings: WorkerSettings, header: GgufHeader, model: Path) -> None:
     """Raises `UserError` if weights and KV of all slots are more than what is free."""
-    free = available_bytes()
+    free = read_machine().memory_bytes
     if free is None or header.kv_bytes_per_token is None:
         return
     kv = header.kv_bytes_per_token * _context(settings, header) * settings.slots
@@ -37,28 +38,3 @@ def check_shared(settings: WorkerSettings, header: GgufHeader, folder: KvFolder)
             f"the longest prompt's KV takes {needed // _MIB} MiB of {folder.path.parent.parent}, {free // _MIB} MiB are "
             "free: give it more (docker run --shm-size=2g) or use fewer --context-tokens"
         )
-
-
-def available_bytes() -> int | None:
-    """What this process may still take, by the system and by its control group; None where neither tells."""
-    limits = [limit for limit in (_system_bytes(), _group_bytes()) if limit is not None]
-    return min(limits, default=None)
-
-
-def _system_bytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    fields = dict(line.split(":", 1) for line in lines)
-    available = fields.get("MemAvailable")
-    return int(available.split()[0]) * 1024 if available else None
-
-
-def _group_bytes() -> int | None:
-    group = Path("/sys/fs/cgroup")
-    try:
-        most, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
-    except OSError:
-        return None
-    return None if most == "max" else max(int(most) - int(used), 0)

@@ -6,9 +6,22 @@ Whatever a system does not tell (macOS has no affinity, no cgroups and no /dev/s
 import math
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from twinpool.deploy.plan import Machine
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this process may use. None is unknown, and not checked.
+
+    `cores` are ids, hardware threads of one core side by side; empty where processes cannot be bound to any. `cpus` is how many
+    of them may compute at once: less than `len(cores)` under a container's quota.
+    """
+
+    cores: tuple[int, ...]
+    cpus: int
+    memory_bytes: int | None = None
+    shared_memory_bytes: int | None = None
 
 
 def read_machine(root: Path = Path("/")) -> Machine:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from twinpool.deploy.machine import read_machine
+from twinpool.machine import read_machine
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
