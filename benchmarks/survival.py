@@ -100,8 +100,8 @@ async def one(session: aiohttp.ClientSession, n: int, dice: random.Random, model
         return f"UNCLEAN {type(broken).__name__}: {broken}"
 
 
-async def kill_workers(admin: str, kills: int, every_s: float, killed: Counter[str]) -> None:
-    """Kill each worker in turn, when all are up, until each was killed so often."""
+async def kill_workers(admin: str, kills: int, every_s: float, killed: Counter[str], incarnations: set[str]) -> None:
+    """Kill each worker in turn, when all are up, until each was killed so often; and note what lives they had."""
     async with aiohttp.ClientSession(admin) as session:
         while True:
             await asyncio.sleep(every_s)
@@ -109,6 +109,7 @@ async def kill_workers(admin: str, kills: int, every_s: float, killed: Counter[s
                 workers = (await answer.json())["workers"]
             if any(worker["state"] != "ready" for worker in workers):
                 continue
+            incarnations |= {worker["incarnation"] for worker in workers}
             victim = min(workers, key=lambda worker: (killed[worker["id"]], worker["id"]))
             if killed[victim["id"]] == kills:
                 return
@@ -122,12 +123,7 @@ def pid_of(incarnation: str) -> int:
     return int(folder.name.partition("-")[0])
 
 
-def is_orphan(folder: Path) -> bool:
-    """Whether the process that it belongs to is gone. (Other services may run on this machine.)"""
-    return not Path("/proc", folder.name.partition("-")[0]).exists()
-
-
-async def run(given: argparse.Namespace, ready: dict[str, Any], pid: int) -> list[str]:
+async def run(given: argparse.Namespace, ready: dict[str, Any], pid: int, incarnations: set[str]) -> list[str]:
     """All requests; what does not hold."""
     url, model = ready["gateway"]["url"], ready["gateway"]["models"][0]
     outcomes: Counter[str] = Counter()
@@ -143,7 +139,7 @@ async def run(given: argparse.Namespace, ready: dict[str, Any], pid: int) -> lis
                 outcomes[await one(session, n, dice, model, given.leaves)] += 1
                 memory.append(resident_bytes(pid))
 
-        killer = asyncio.create_task(kill_workers(ready["admin_url"], given.kills, given.kill_every, killed))
+        killer = asyncio.create_task(kill_workers(ready["admin_url"], given.kills, given.kill_every, killed, incarnations))
         await asyncio.gather(killer, *(client() for _ in range(given.concurrency)))
         wrong = [outcome for outcome in outcomes if outcome.startswith("UNCLEAN")]
         wrong += await until_settled(session)
@@ -192,7 +188,8 @@ def main() -> None:
         with subprocess.Popen([*command, *files], stdout=subprocess.PIPE) as process:
             if process.stdout is None or not (line := process.stdout.readline()):
                 raise SystemExit("it did not start")
-            wrong = asyncio.run(run(given, json.loads(line), process.pid))
+            incarnations: set[str] = set()
+            wrong = asyncio.run(run(given, json.loads(line), process.pid, incarnations))
             process.terminate()
             if process.wait(60) != 0:
                 wrong.append(f"serve ended with {process.returncode}")
@@ -200,7 +197,7 @@ def main() -> None:
         if replayed.returncode != 0:
             wrong.append(f"the journal does not replay: {replayed.stdout}")
         print(replayed.stdout.strip())
-    wrong += [f"left in shared memory: {path.name}" for path in SHARED_MEMORY.glob("*-*") if is_orphan(path)]
+    wrong += [f"left in shared memory: {path}" for name in incarnations for path in SHARED_MEMORY.glob(f"*-{name}*")]
     print(f"{time.monotonic() - began:.0f} s: {'holds' if not wrong else 'DOES NOT HOLD'}")
     for what in wrong:
         print(f"  {what}")
