@@ -9,21 +9,28 @@ from twinpool.core.commands import Command
 from twinpool.core.controller import Controller
 from twinpool.core.journal import Cut, decode_header, decode_steps
 from twinpool.core.policies import Policies
+from twinpool.core.snapshot import decode_snapshot
 from twinpool.errors import UserError
 from twinpool.policy.admission import bounded_queue
 from twinpool.policy.estimates import PromptLengths
 from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
 
 
-def build_controller(rules: Routing) -> Controller:
-    """A fresh controller with the project's policies."""
+def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None) -> Controller:
+    """A controller with the project's policies: a fresh one, or one that goes on where `Controller.remember` was asked.
+
+    Raises `UserError` for a snapshot that is none.
+    """
     policies = Policies(
         admit=bounded_queue(rules),
         route=disaggregate_when_possible(rules),
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
     )
-    return Controller(policies, rules)
+    try:
+        return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None)
+    except KeyError as missing:
+        raise UserError(f"the journal's snapshot is broken: it has no {missing}") from missing
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -43,7 +50,7 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 def replay(lines: Iterable[bytes]) -> Replay:
-    """Feed a journal's events to a fresh controller, up to the first command that differs.
+    """Feed a journal's events to a fresh controller, or to one built from its snapshot, up to the first command that differs.
 
     The lines come with their ends, as a file gives them. Raises `UserError` for what is not a journal of this version.
     """
@@ -51,7 +58,8 @@ def replay(lines: Iterable[bytes]) -> Replay:
     header = next(rest, None)
     if header is None:
         raise UserError("the journal is empty")
-    controller = build_controller(decode_header(header).rules)
+    began = decode_header(header)
+    controller = build_controller(began.rules, None if began.snapshot is msgspec.UNSET else began.snapshot)
     events = 0
     for line, step in decode_steps(rest):
         if isinstance(step, Cut):

@@ -91,7 +91,7 @@ def test_prefilled_is_handed_over_at_once_so_no_kv_is_parked() -> None:
         stage.arrives(f"r{n}")
     most, done = 0, 0
     while stage.controller.live_requests:
-        running = [key.request for key in stage.worker("d1").legs]
+        running = [key.request for key in stage.controller.cluster.legs_on("d1")]
         most = max(most, len(running))
         for request in running:
             stage.prefilled(request)

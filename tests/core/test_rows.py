@@ -18,9 +18,11 @@ from twinpool.core.lifecycle import (
     HandleState,
     RequestMove,
     RequestState,
+    RequestStory,
     Story,
     WorkerMove,
     WorkerState,
+    WorkerStory,
 )
 from twinpool.core.model import Dialect, Failure, Leg
 from twinpool.errors import IllegalMoveError
@@ -201,7 +203,7 @@ def test_every_state_is_reached_and_only_ends_have_no_way_out(table: Any, start:
 
 
 def test_an_illegal_move_raises_and_carries_the_story() -> None:
-    story = Story("request r7", REQUEST_TABLE, R.NEW)
+    story = RequestStory("request r7", R.NEW)
     story.move(RM.QUEUE)
     story.move(RM.PREFILL)
     with pytest.raises(IllegalMoveError) as raised:
@@ -212,7 +214,7 @@ def test_an_illegal_move_raises_and_carries_the_story() -> None:
 
 def test_a_story_without_moves_says_so() -> None:
     with pytest.raises(IllegalMoveError, match="so far: nothing"):
-        Story("worker p1", WORKER_TABLE, W.READY).move(WM.RETURN)
+        WorkerStory("worker p1", W.READY).move(WM.RETURN)
 
 
 @pytest.mark.parametrize("why", [Why.N_CHOICES, Why.PROMPT_LIST])

@@ -21,7 +21,7 @@ def fleet(*workers: WorkerFacts) -> Cluster:
 
 
 def load(cluster: Cluster, name: str, *, prefill: int = 0, kv: int = 0, sequences: int = 1) -> None:
-    key = LegKey(f"{name}-{len(cluster[name].legs)}", 1, Leg.WHOLE)
+    key = LegKey(f"{name}-{len(cluster.legs_on(name))}", 1, Leg.WHOLE)
     cluster.take(key, cluster[name], prefill_tokens=prefill, kv_tokens=kv, sequences=sequences)
 
 

@@ -7,8 +7,10 @@ check, no loss and return of the worker. So a worker that was just chosen never 
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, Protocol
 
-from twinpool.core.lifecycle import WORKER_TABLE, Story, WorkerMove, WorkerState
-from twinpool.core.model import Leg, Role, WorkerFacts
+import msgspec
+
+from twinpool.core.lifecycle import WorkerMove, WorkerState, WorkerStory
+from twinpool.core.model import Incarnation, Leg, Role, WorkerFacts
 
 
 class LegKey(NamedTuple):
@@ -41,33 +43,19 @@ class WorkerView(Protocol):
         """It asked to be left alone for a while: it has no room now, but it is there."""
 
 
-class Worker:
+class Worker(msgspec.Struct, eq=False, omit_defaults=True):
     """One worker: facts, role, state, and the sum of its legs."""
 
-    __slots__ = (
-        "facts",
-        "is_paused",
-        "is_told_to_drain",
-        "kv_tokens",
-        "legs",
-        "paused_until",
-        "prefill_tokens",
-        "role",
-        "sequences",
-        "story",
-    )
-
-    def __init__(self, facts: WorkerFacts) -> None:
-        self.facts = facts
-        self.role = facts.role
-        self.story = Story(f"worker {facts.worker}", WORKER_TABLE, WorkerState.READY)
-        self.is_told_to_drain = False  # outlasts a loss of the worker, not a restart
-        self.paused_until = 0.0
-        self.is_paused = False  # as of the last look at the cluster
-        self.legs: dict[LegKey, None] = {}  # in the order they were given: a set would have none
-        self.prefill_tokens = 0
-        self.kv_tokens = 0
-        self.sequences = 0
+    facts: WorkerFacts
+    engine: Incarnation  # what the facts say of it, built once for all its legs
+    role: Role
+    story: WorkerStory
+    is_told_to_drain: bool = False  # outlasts a loss of the worker, not a restart
+    paused_until: float = 0.0
+    is_paused: bool = False  # as of the last look at the cluster
+    prefill_tokens: int = 0
+    kv_tokens: int = 0
+    sequences: int = 0
 
     def is_open(self, at: float) -> bool:
         """Whether it may be given something new now."""
@@ -82,6 +70,7 @@ class Worker:
         if facts.role is not self.facts.role:
             self.role = facts.role
         self.facts = facts
+        self.engine = _engine(facts)
         if self.story.state is WorkerState.LOST:
             self.story.move(WorkerMove.RETURN)
             if self.is_told_to_drain:
@@ -97,22 +86,32 @@ class Worker:
             self.story.move(WorkerMove.DRAIN)
 
 
-class _Load:
-    __slots__ = ("kv_tokens", "prefill_tokens", "sequences", "worker")
+class Load(msgspec.Struct, eq=False):
+    """What one leg weighs on the worker it was given to, which may have been removed since."""
 
-    def __init__(self, worker: Worker, prefill_tokens: int, kv_tokens: int, sequences: int) -> None:
-        self.worker = worker
-        self.prefill_tokens = prefill_tokens
-        self.kv_tokens = kv_tokens
-        self.sequences = sequences
+    leg: LegKey
+    worker: str
+    prefill_tokens: int
+    kv_tokens: int
+    sequences: int
+
+
+class ClusterRecord(msgspec.Struct, frozen=True):
+    """A cluster's part of a snapshot: workers in the order of their ids, loads in the order they were taken."""
+
+    workers: list[Worker] = []
+    loads: list[Load] = []
 
 
 class Cluster:
     """All workers by id, and the load of every leg."""
 
-    def __init__(self) -> None:
-        self._workers: dict[str, Worker] = {}
-        self._loads: dict[LegKey, _Load] = {}
+    def __init__(self, record: ClusterRecord = ClusterRecord()) -> None:  # noqa: B008  frozen
+        self._workers = {worker.facts.worker: worker for worker in record.workers}
+        self._loads = {load.leg: load for load in record.loads}
+
+    def remember(self) -> ClusterRecord:
+        return ClusterRecord(list(self._workers.values()), list(self._loads.values()))
 
     def __getitem__(self, worker: str) -> Worker:
         return self._workers[worker]
@@ -126,11 +125,10 @@ class Cluster:
     def join(self, facts: WorkerFacts) -> None:
         """Add a worker. Workers are kept in the order of their ids, so that ties end the same way however they joined. One that
         was removed and is back has its legs that go on."""
-        worker = Worker(facts)
-        for key, load in self._loads.items():
-            if load.worker.facts.worker == facts.worker:
-                load.worker = worker
-                _weigh(worker, key, load)
+        worker = Worker(facts, _engine(facts), facts.role, WorkerStory(f"worker {facts.worker}", WorkerState.READY))
+        for load in self._loads.values():
+            if load.worker == facts.worker:
+                _weigh(worker, load)
         self._workers[facts.worker] = worker
         self._workers = dict(sorted(self._workers.items()))
 
@@ -143,7 +141,9 @@ class Cluster:
         found = []
         for worker in self._workers.values():
             if worker.story.state is WorkerState.READY and model in worker.facts.models:
-                worker.is_paused = worker.paused_until > at
+                is_paused = worker.paused_until > at
+                if is_paused is not worker.is_paused:  # 64 workers a request: to look costs less than to write
+                    worker.is_paused = is_paused
                 found.append(worker)
         return found
 
@@ -155,25 +155,32 @@ class Cluster:
         """Count the leg's load on the worker, from its selection on. A leg is counted once."""
         if key in self._loads:
             raise KeyError(f"{key} has its load already")
-        load = self._loads[key] = _Load(worker, prefill_tokens, kv_tokens, sequences)
-        _weigh(worker, key, load)
+        load = self._loads[key] = Load(key, worker.facts.worker, prefill_tokens, kv_tokens, sequences)
+        _weigh(worker, load)
 
     def prompt_read(self, key: LegKey) -> None:
         """The leg's prompt is read: only its sequence and its KV weigh on."""
         load = self._loads[key]
-        load.worker.prefill_tokens -= load.prefill_tokens
+        worker = self._workers.get(load.worker)
+        if worker is not None:
+            worker.prefill_tokens -= load.prefill_tokens
         load.prefill_tokens = 0
 
     def give_back(self, key: LegKey) -> None:
         """The leg has ended. Exactly once: a second time raises `KeyError`."""
         load = self._loads.pop(key)
-        del load.worker.legs[key]
-        load.worker.prefill_tokens -= load.prefill_tokens
-        load.worker.kv_tokens -= load.kv_tokens
-        load.worker.sequences -= load.sequences
+        worker = self._workers.get(load.worker)
+        if worker is not None:
+            worker.prefill_tokens -= load.prefill_tokens
+            worker.kv_tokens -= load.kv_tokens
+            worker.sequences -= load.sequences
 
     def holds(self, key: LegKey) -> bool:
         return key in self._loads
+
+    def legs_on(self, worker: str) -> list[LegKey]:
+        """The legs that weigh on it, in the order they were given."""
+        return [key for key, load in self._loads.items() if load.worker == worker]
 
     def validate(self, live: Collection[str]) -> None:
         """Raise `AssertionError` where a leg's request is not live, or the sums are not the sums of the legs."""
@@ -181,15 +188,18 @@ class Cluster:
             if key.request not in live:
                 raise AssertionError(f"{key} weighs on, and its request has ended")
         for worker in self._workers.values():
-            loads = [self._loads[key] for key in worker.legs]
+            loads = [self._loads[key] for key in self.legs_on(worker.facts.worker)]
             for name in ("prefill_tokens", "kv_tokens", "sequences"):
                 total = sum(getattr(load, name) for load in loads)
                 if total != getattr(worker, name):
                     raise AssertionError(f"{worker.facts.worker}: {name} {getattr(worker, name)} but legs sum to {total}")
 
 
-def _weigh(worker: Worker, key: LegKey, load: _Load) -> None:
-    worker.legs[key] = None
+def _engine(facts: WorkerFacts) -> Incarnation:
+    return Incarnation(facts.worker, facts.incarnation, facts.lease_s)
+
+
+def _weigh(worker: Worker, load: Load) -> None:
     worker.prefill_tokens += load.prefill_tokens
     worker.kv_tokens += load.kv_tokens
     worker.sequences += load.sequences

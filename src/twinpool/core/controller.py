@@ -7,6 +7,8 @@ promise is: same events, same commands. So it never iterates a set of ids, and t
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from twinpool.config import Routing
 from twinpool.core import commands as do
 from twinpool.core import events as on
@@ -14,9 +16,10 @@ from twinpool.core.cluster import Cluster, LegKey, Worker
 from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.handles import Handles
 from twinpool.core.lifecycle import ENDS, HandleState, RequestMove, RequestState, WorkerState
-from twinpool.core.model import Dialect, Failure, Leg, RequestFacts, WorkerFacts
+from twinpool.core.model import Dialect, Failure, Incarnation, Leg, RequestFacts, WorkerFacts
 from twinpool.core.policies import Entrance, Policies
 from twinpool.core.requests import Request
+from twinpool.core.snapshot import Snapshot, encode_snapshot
 from twinpool.core.waiting import Waiting
 from twinpool.errors import Reason
 
@@ -44,7 +47,8 @@ _UNANSWERED = frozenset({RequestState.PREFILLING, RequestState.DECODING, Request
 class Controller:
     """`handle` one event after the other; ask `next_wakeup` when to send the next `TimePassed`."""
 
-    def __init__(self, policies: Policies, rules: Routing) -> None:
+    def __init__(self, policies: Policies, rules: Routing, snapshot: Snapshot | None = None) -> None:
+        """With a snapshot it goes on where another controller stood; the snapshot's records are its own from now on."""
         self.cluster = Cluster()
         self.is_draining = False
         self._policies = policies
@@ -53,6 +57,8 @@ class Controller:
         self._waiting = Waiting()
         self._handles = Handles()
         self._wakeup: float | None = None  # the earliest time at which something may be due
+        if snapshot is not None:
+            self._recall(snapshot)
         self._handlers: dict[type, Callable[[Any, list[do.Command]], None]] = {
             on.RequestArrived: self._request_arrived,
             on.PrefillFinished: self._prefill_finished,
@@ -81,6 +87,31 @@ class Controller:
         """The time of the next `TimePassed` this controller wants, on the clock of `event.at`."""
         return self._wakeup
 
+    # Snapshots
+
+    def remember(self) -> msgspec.Raw:
+        """All it knows, as JSON: a controller built with this goes on exactly as this one will."""
+        return encode_snapshot(
+            Snapshot(
+                is_draining=self.is_draining,
+                wakeup=self._wakeup,
+                cluster=self.cluster.remember(),
+                requests=list(self._requests.values()),
+                waiting=self._waiting.remember(),
+                handles=self._handles.remember(),
+                prompt_lengths=self._policies.prompt_lengths.remember(),
+            )
+        )
+
+    def _recall(self, snapshot: Snapshot) -> None:
+        self.is_draining = snapshot.is_draining
+        self._wakeup = snapshot.wakeup
+        self.cluster = Cluster(snapshot.cluster)
+        self._requests = {request.id: request for request in snapshot.requests}
+        self._waiting = Waiting(snapshot.waiting, self._requests)
+        self._handles = Handles(snapshot.handles)
+        self._policies.prompt_lengths.recall(snapshot.prompt_lengths)
+
     # What others may look at
 
     @property
@@ -103,7 +134,7 @@ class Controller:
         if event.request in self._requests:
             return
         tokens = self._policies.prompt_lengths.tokens(event.facts)
-        request = Request(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
+        request = Request.arrived(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
         self._requests[event.request] = request
         refusal = self._policies.admit(event.facts, Entrance(len(self._waiting), self.is_draining))
         if refusal is not None:
@@ -142,7 +173,7 @@ class Controller:
         if decision.decode is None:
             raise ValueError(f"{decision} names no worker to decode on")
         decode = self.cluster[decision.decode]
-        request.decode = decode.facts
+        request.decode = decode.engine
         if decision.prefill is None:
             request.prefill = request.dialect = None
             request.story.move(RequestMove.SERVE)
@@ -156,7 +187,7 @@ class Controller:
             self._send(request, Leg.WHOLE, out)
             return
         prefill = self.cluster[decision.prefill]
-        request.prefill = prefill.facts
+        request.prefill = prefill.engine
         request.dialect = prefill.facts.dialect
         self.cluster.take(self._key(request, Leg.PREFILL), prefill, prefill_tokens=tokens)
         self.cluster.take(self._key(request, Leg.DECODE), decode, kv_tokens=tokens)
@@ -198,7 +229,7 @@ class Controller:
                 self._release(request, out)
                 self._retry(request, event.at, out)
                 return
-        request.decode = reserved.facts
+        request.decode = reserved.engine
         request.story.move(RequestMove.HAND_OFF)
         self._handles.send((request.id, request.attempt))
         self._send(request, Leg.DECODE, out)
@@ -255,9 +286,9 @@ class Controller:
 
     def _blame(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
         """What the failure says of the worker. A 4xx says nothing of it."""
-        facts = request.prefill if event.leg is Leg.PREFILL else request.decode
-        worker = self.cluster.get(facts.worker) if facts is not None else None
-        if worker is None or facts is None or worker.facts.incarnation != facts.incarnation:
+        engine = request.prefill if event.leg is Leg.PREFILL else request.decode
+        worker = self.cluster.get(engine.worker) if engine is not None else None
+        if worker is None or engine is None or worker.facts.incarnation != engine.incarnation:
             return
         if event.failure is Failure.BUSY:
             asked_s = event.retry_after_s if event.retry_after_s is not None else 0.0
@@ -266,9 +297,9 @@ class Controller:
             self._alarm(worker.paused_until)
         elif event.failure in _CONNECTION_LOST:
             worker.lose()
-            out.append(do.ProbeWorker(worker=facts.worker))
+            out.append(do.ProbeWorker(worker=engine.worker))
         if event.failure not in (Failure.BUSY, Failure.REJECTED):
-            request.avoid |= {facts.worker}
+            request.avoid |= {engine.worker}
             if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
                 request.avoid |= {request.prefill.worker}
 
@@ -324,7 +355,7 @@ class Controller:
     def _lose_older_engines(self, facts: WorkerFacts, at: float, out: list[do.Command]) -> None:
         """Another engine answers at this address: whatever an older one was doing or holding is gone."""
 
-        def is_older(other: WorkerFacts | None) -> bool:
+        def is_older(other: Incarnation | None) -> bool:
             return other is not None and other.worker == facts.worker and other.incarnation != facts.incarnation
 
         self._handles.expire_of(is_older)
@@ -521,7 +552,7 @@ class Controller:
             _check(held == sorted([*request.out, *reserved], key=list(Leg).index), f"{request.id}: {held}, {request.out}")
 
 
-def _both(request: Request) -> tuple[WorkerFacts, WorkerFacts]:
+def _both(request: Request) -> tuple[Incarnation, Incarnation]:
     if request.prefill is None or request.decode is None:
         raise ValueError(f"{request.id} has no pair")
     return request.prefill, request.decode

@@ -4,32 +4,37 @@ A handle can outlive its request. Its worker is told to free it; where nobody co
 ends.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
-from twinpool.core.lifecycle import HANDLE_ENDS, HANDLE_TABLE, HandleMove, HandleState, Story
-from twinpool.core.model import WorkerFacts
+import msgspec
+
+from twinpool.core.lifecycle import HANDLE_ENDS, HandleMove, HandleState, HandleStory
+from twinpool.core.model import Incarnation
 
 Key = tuple[str, int]
 """Request and attempt."""
 
 
-class _Handle:
-    __slots__ = ("expires", "story", "worker")
-
-    def __init__(self, key: Key, worker: WorkerFacts, expires: float) -> None:
-        self.worker = worker
-        self.expires = expires
-        self.story = Story(f"handle of {key[0]}, attempt {key[1]}", HANDLE_TABLE, HandleState.HELD)
+class Handle(msgspec.Struct, eq=False):
+    key: Key
+    worker: Incarnation
+    expires: float
+    story: HandleStory
 
 
 class Handles:
     """Every handle that has not ended, by request and attempt."""
 
-    def __init__(self) -> None:
-        self._handles: dict[Key, _Handle] = {}
+    def __init__(self, handles: Iterable[Handle] = ()) -> None:
+        self._handles = {handle.key: handle for handle in handles}
 
-    def hold(self, key: Key, worker: WorkerFacts, expires: float) -> None:
-        self._handles[key] = _Handle(key, worker, expires)
+    def remember(self) -> list[Handle]:
+        """Its part of a snapshot."""
+        return list(self._handles.values())
+
+    def hold(self, key: Key, worker: Incarnation, expires: float) -> None:
+        story = HandleStory(f"handle of {key[0]}, attempt {key[1]}", HandleState.HELD)
+        self._handles[key] = Handle(key, worker, expires, story)
 
     def send(self, key: Key) -> None:
         """D is told of it now."""
@@ -73,7 +78,7 @@ class Handles:
             self._expire(key, handle)
         return min(left, default=None)
 
-    def expire_of(self, is_gone: Callable[[WorkerFacts], bool]) -> None:
+    def expire_of(self, is_gone: Callable[[Incarnation], bool]) -> None:
         """End the handles of engines that are gone: their memory went with them."""
         for key, handle in list(self._handles.items()):
             if is_gone(handle.worker):
@@ -93,6 +98,6 @@ class Handles:
             if handle.story.state is HandleState.SENT and key not in current:
                 raise AssertionError(f"handle {key} is nobody's")
 
-    def _expire(self, key: Key, handle: _Handle) -> None:
+    def _expire(self, key: Key, handle: Handle) -> None:
         handle.story.move(HandleMove.EXPIRE)
         del self._handles[key]

@@ -3,6 +3,10 @@
     {"version":"0.1.0","rules":{"prefill_window_tokens":2048,...}}
     {"event":{"type":"RequestArrived","at":12.5,...},"commands":[{"type":"RecordDecision",...},{"type":"SendPrefill",...}]}
 
+A file that goes on where another ended begins with what its controller knew, so that each replays on its own:
+
+    {"version":"0.1.0","rules":{...},"snapshot":{"is_draining":false,...}}
+
 Text in, records out, and back; `gateway` writes files of it, `twinpool.assemble.replay` feeds them to a fresh controller. A
 crash may cut the last line short, which is no error; any other broken line is.
 """
@@ -19,10 +23,12 @@ from twinpool.errors import UserError
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line: the Twinpool that wrote it, and the rules its controller had."""
+    """The first line: the Twinpool that wrote it, the rules its controller had, and the `Controller.remember` of one that was
+    not fresh."""
 
     version: str
     rules: Routing
+    snapshot: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class Step(msgspec.Struct, frozen=True):

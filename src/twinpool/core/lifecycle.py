@@ -7,7 +7,9 @@ keeps the drawing true.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
 
 from twinpool.errors import IllegalMoveError
 
@@ -139,25 +141,42 @@ WORKER_TABLE: Mapping[tuple[WorkerState, WorkerMove], WorkerState] = {
 }
 
 
-class Story(Generic[S, M]):
-    """A state that moves only as its table allows, and remembers how it came where it is."""
+MOVES_KEPT = 32
+"""Of one story: more than any request needs that is not being retried for minutes; a worker's goes on for ever."""
 
-    __slots__ = ("_moves", "_table", "_what", "state")
 
-    def __init__(self, what: str, table: Mapping[tuple[S, M], S], start: S) -> None:
-        self._what = what
-        self._table = table
-        self._moves: list[M] = []
-        self.state = start
+class Story(msgspec.Struct, Generic[S, M], eq=False):
+    """A state that moves only as its table allows, and remembers how it came where it is (its last moves)."""
+
+    what: str
+    state: S
+    moves: list[M] = []
+
+    table: ClassVar[Mapping[Any, Any]]
 
     def move(self, move: M) -> S:
         """Make the move and return the new state; raises `IllegalMoveError` where the table has no such move."""
-        target = self._table.get((self.state, move))
+        target: S | None = self.table.get((self.state, move))
         if target is None:
-            raise IllegalMoveError(self._what, self.state, move, tuple(self._moves))
-        self._moves.append(move)
+            raise IllegalMoveError(self.what, self.state, move, tuple(self.moves))
+        moves = self.moves
+        moves.append(move)
+        if len(moves) > MOVES_KEPT:
+            del moves[0]
         self.state = target
         return target
 
     def can(self, move: M) -> bool:
-        return (self.state, move) in self._table
+        return (self.state, move) in self.table
+
+
+class RequestStory(Story[RequestState, RequestMove], eq=False):
+    table: ClassVar[Mapping[Any, Any]] = REQUEST_TABLE
+
+
+class HandleStory(Story[HandleState, HandleMove], eq=False):
+    table: ClassVar[Mapping[Any, Any]] = HANDLE_TABLE
+
+
+class WorkerStory(Story[WorkerState, WorkerMove], eq=False):
+    table: ClassVar[Mapping[Any, Any]] = WORKER_TABLE

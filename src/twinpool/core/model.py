@@ -70,6 +70,14 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool = False  # can go on with an answer that another engine began
 
 
+class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One life of a worker's engine: what must still be known of it when its leg or its handle ends."""
+
+    worker: str
+    incarnation: str
+    lease_s: float | None = None
+
+
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What routing reads from a request, and nothing else of it.
 

@@ -3,7 +3,7 @@
 Policies propose and give a reason; the controller disposes. Each is a plain function of what it is shown.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from twinpool.core.cluster import WorkerView
@@ -44,6 +44,11 @@ class PromptLengths(Protocol):
 
     def tokens(self, facts: RequestFacts) -> int: ...
     def learn(self, facts: RequestFacts, prompt_tokens: int) -> None: ...
+    def remember(self) -> dict[str, float]:
+        """What it has learnt, for a snapshot."""
+
+    def recall(self, learnt: Mapping[str, float]) -> None:
+        """Know what another one had learnt."""
 
 
 class Policies(NamedTuple):

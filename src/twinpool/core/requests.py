@@ -1,49 +1,35 @@
 """The controller's record of one request."""
 
-from twinpool.core.lifecycle import REQUEST_TABLE, RequestState, Story
-from twinpool.core.model import Dialect, Leg, RequestFacts, WorkerFacts
+import msgspec
+
+from twinpool.core.lifecycle import RequestState, RequestStory
+from twinpool.core.model import Dialect, Incarnation, Leg, RequestFacts
 from twinpool.core.policies import Pending
 
 
-class Request:
+class Request(msgspec.Struct, eq=False, omit_defaults=True):
     """A live request. `attempt` numbers its tries from 1; `strikes` counts those that an engine spoiled."""
 
-    __slots__ = (
-        "attempt",
-        "avoid",
-        "deadline",
-        "decode",
-        "dialect",
-        "expires",
-        "facts",
-        "failed_handoffs",
-        "id",
-        "is_begun",
-        "out",
-        "prefill",
-        "prompt_tokens",
-        "shown_waiting",
-        "story",
-        "strikes",
-    )
+    id: str
+    facts: RequestFacts
+    prompt_tokens: int
+    expires: float  # the end of all attempts
+    deadline: float  # the end of the present wait
+    story: RequestStory
+    attempt: int = 0
+    strikes: int = 0
+    failed_handoffs: int = 0
+    avoid: frozenset[str] = frozenset()
+    prefill: Incarnation | None = None
+    decode: Incarnation | None = None  # also the one worker of a whole leg
+    dialect: Dialect | None = None
+    out: list[Leg] = []  # legs that were sent and have not ended
+    shown_waiting: bool = False
+    is_begun: bool = False  # the client has part of the answer
 
-    def __init__(self, request: str, facts: RequestFacts, prompt_tokens: int, expires: float) -> None:
-        self.id = request
-        self.facts = facts
-        self.prompt_tokens = prompt_tokens
-        self.expires = expires  # the end of all attempts
-        self.deadline = expires  # the end of the present wait
-        self.story = Story(f"request {request}", REQUEST_TABLE, RequestState.NEW)
-        self.attempt = 0
-        self.strikes = 0
-        self.failed_handoffs = 0
-        self.avoid: frozenset[str] = frozenset()
-        self.prefill: WorkerFacts | None = None
-        self.decode: WorkerFacts | None = None  # also the one worker of a whole leg
-        self.dialect: Dialect | None = None
-        self.out: list[Leg] = []  # legs that were sent and have not ended
-        self.shown_waiting = False
-        self.is_begun = False  # the client has part of the answer
+    @classmethod
+    def arrived(cls, request: str, facts: RequestFacts, prompt_tokens: int, expires: float) -> "Request":
+        return cls(request, facts, prompt_tokens, expires, expires, RequestStory(f"request {request}", RequestState.NEW))
 
     def pending(self) -> Pending:
         return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs)

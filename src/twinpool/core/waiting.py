@@ -5,7 +5,7 @@ continue them, and must not hold up those whom any worker can serve.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from twinpool.core.requests import Request
@@ -21,8 +21,16 @@ class Lane(NamedTuple):
 class Waiting:
     """Requests that wait, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Iterable[Iterable[str]] = (), requests: Mapping[str, Request] | None = None) -> None:
+        """`queues` is what `remember` gave, `requests` has those that it names."""
         self._queues: dict[Lane, deque[Request]] = {}  # only those that are not empty
+        for queue in queues:
+            for name in queue:
+                self.append((requests or {})[name])
+
+    def remember(self) -> list[list[str]]:
+        """Its part of a snapshot: who waits, a list a lane, in order."""
+        return [[request.id for request in queue] for queue in self._queues.values()]
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))

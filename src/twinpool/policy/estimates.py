@@ -1,9 +1,13 @@
 """Guesses, fitted online from what the engines tell. So far one: how many tokens a prompt of so many characters has."""
 
+from collections.abc import Mapping
+
 from twinpool.core.model import RequestFacts
 
 _TOKENS_PER_CHAR = {True: 0.25, False: 0.6}
 """Where the fit starts, for ASCII prompts and for others: English runs near four characters a token, other scripts near two."""
+
+_NAMES = {True: "ascii_tokens_per_char", False: "other_tokens_per_char"}
 
 _LEARNING_RATE = 0.05  # the mean of about the last 40 prompts of the kind
 
@@ -24,3 +28,9 @@ class PromptLengths:
             return
         ratio = self._ratio[facts.is_ascii]
         self._ratio[facts.is_ascii] = ratio + _LEARNING_RATE * (prompt_tokens / facts.prompt_chars - ratio)
+
+    def remember(self) -> dict[str, float]:
+        return {name: self._ratio[is_ascii] for is_ascii, name in _NAMES.items()}
+
+    def recall(self, learnt: Mapping[str, float]) -> None:
+        self._ratio = {is_ascii: learnt[name] for is_ascii, name in _NAMES.items()}

@@ -1,0 +1,43 @@
+"""All that a controller knows at one moment, as one JSON object: a journal's file can begin with it in place of the events
+that led there.
+
+    {"is_draining":false,"wakeup":612.5,"cluster":{"workers":[...],"loads":[...]},"requests":[...],"waiting":[["r7"]],...}
+
+The controller's records are structs, so they are their own description: taken down as they stand and read back as new ones. It
+is text at once and never kept as records, which the controller would go on to change.
+"""
+
+import msgspec
+
+from twinpool.core.cluster import ClusterRecord
+from twinpool.core.handles import Handle
+from twinpool.core.requests import Request
+from twinpool.errors import UserError
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Each list in the order in which the controller goes through it; `waiting` has the ids of a lane of the queue in each."""
+
+    is_draining: bool
+    wakeup: float | None
+    cluster: ClusterRecord
+    requests: list[Request]
+    waiting: list[list[str]]
+    handles: list[Handle]
+    prompt_lengths: dict[str, float]
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")  # a set of ids would come in the order of their hashes
+_DECODER = msgspec.json.Decoder(Snapshot)
+
+
+def encode_snapshot(snapshot: Snapshot) -> msgspec.Raw:
+    return msgspec.Raw(_ENCODER.encode(snapshot))
+
+
+def decode_snapshot(text: msgspec.Raw) -> Snapshot:
+    """New records, for one controller to go on with. Raises `UserError` where the text is no snapshot of this version."""
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+        raise UserError(f"the journal's snapshot is broken: {wrong}") from wrong
