@@ -70,24 +70,18 @@ class Steps:
         expected = self.engine.facts.kv_bytes(len(prompt.kv) // TOKEN_BYTES)
         try:
             async with _engine_at_work(ticket):
-                written = await self.engine.save(slot.number, name)
+                written = await _to_its_end(self.engine.save(slot.number, name))
             if written < expected:
                 raise UnavailableError(f"only {written} of {expected} bytes of KV could be kept", retry_after_s=1)
         except BaseException:
-            self.keep(self._remove_when_settled(slot.number, name))  # llama.cpp may still be writing it
+            self.folder.remove(name)
             raise
         return written
-
-    async def _remove_when_settled(self, slot: int, name: str) -> None:
-        try:
-            await self.engine.settle(slot)
-        finally:
-            self.folder.remove(name)
 
     async def restore(self, ticket: Ticket, slot: Slot, prompt: Prompt, name: str) -> None:
         slot.prompt = b""
         async with _engine_at_work(ticket):
-            await self.engine.restore(slot.number, name)
+            await _to_its_end(self.engine.restore(slot.number, name))
         slot.prompt = prompt.tokens
 
     async def write(
@@ -144,6 +138,19 @@ class Steps:
             raise UnavailableError(
                 f"the KV of this prompt takes {needed} bytes of {self.folder.path.parent}, {free} are free", retry_after_s=1
             )
+
+
+async def _to_its_end(copying: Coroutine[Any, Any, int]) -> int:
+    """A copy of KV is not left half-way by a client that leaves: llama.cpp might still make it when its file was removed, or
+    when its slot is somebody else's. It takes milliseconds, behind at most one step."""
+    task = asyncio.ensure_future(copying)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # whatever it is, its request has gone
+        raise
 
 
 @asynccontextmanager
