@@ -72,12 +72,12 @@ async def pull(
     url = f"{base_url(handle.host, handle.port)}/v1/kv/{handle.handle_id}/claim"
     try:
         async with asyncio.timeout(timeout_s), session.post(url, data=msgspec.json.encode(claim)) as response:
-            if response.status != 200:
-                raise _refusal(response.status, await response.read())
-            if response.content_type == "application/json":
+            if response.status == 200:
+                if response.content_type != "application/json":
+                    return Pulled(name, await _receive(response, folder.file(name)), TCP)
                 moved = msgspec.json.decode(await response.read(), type=Moved)
                 return Pulled(name, moved.kv_bytes, moved.transport)
-            return Pulled(name, await _receive(response, folder.file(name)), TCP)
+            refusal = _refusal(response.status, await response.read())
     except BaseException as error:
         folder.remove(name)
         if isinstance(error, TimeoutError):
@@ -85,6 +85,7 @@ async def pull(
         if isinstance(error, aiohttp.ClientError | OSError | msgspec.DecodeError):
             raise _failed(f"could not be pulled from: {error}") from error
         raise
+    raise refusal  # nothing came: a file of that name is another request's, which brought the same handle first
 
 
 async def release(session: aiohttp.ClientSession, handle: Handle, signature: str, timeout_s: float) -> None:
