@@ -186,7 +186,8 @@ async def test_no_request_outlives_its_deadline() -> None:
 
 async def test_a_thousand_faults_never_show_a_handle_twice_nor_a_wrong_answer() -> None:
     faults = list(FAULTS.values())
-    async with house(prefill=2, decode=2, timeouts=QUICK, routing=Routing(max_attempts=12)) as h:
+    scripts = [Script(lease_s=2.0), Script(lease_s=2.0)]  # a release that fails leaves its handle to the lease
+    async with house(prefill=scripts, decode=2, timeouts=QUICK, routing=Routing(max_attempts=12)) as h:
         for index, engine in enumerate((*h.prefill, *h.decode)):
             engine.script.replies.extend(
                 faults[(n * 7 + index) % len(faults)] if n % 3 == index % 3 else Default() for n in range(60)

@@ -39,6 +39,12 @@ def saying(words: str) -> dict[str, Any]:
     return {"grammar": f'root ::= "{words}"'}
 
 
+def test_one_model(client: openai.OpenAI, service: Service) -> None:
+    assert client.models.retrieve(service.model).id == service.model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("no/such-model")
+
+
 def test_models(client: openai.OpenAI, service: Service) -> None:
     assert [model.id for model in client.models.list()] == [service.model]
 

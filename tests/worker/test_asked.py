@@ -48,6 +48,8 @@ def test_fields_that_reach_past_the_request_do_not(field: str) -> None:
         ("chat", {"stream": "yes"}, "stream"),
         ("chat", {"stream_options": {"include_usage": True}}, "stream_options"),
         ("chat", {"stop": 5}, "stop"),
+        ("chat", {"stop": ""}, "stop"),
+        ("chat", {"stop": ["a", ""]}, "stop"),
         ("chat", {"stop": ["a", 5]}, "stop"),
         ("chat", {"seed": "x"}, "seed"),
         ("chat", {"top_logprobs": 2}, "top_logprobs"),

@@ -192,8 +192,11 @@ def _sent(body: dict[str, Any], choices: int) -> str | None:
 
 
 def _check_stop(stop: Any) -> None:
-    if stop is None or isinstance(stop, str):
+    stop = [stop] if isinstance(stop, str) else stop
+    if stop is None:
         return
+    if isinstance(stop, list) and not all(stop):
+        raise _wrong("'stop' must not be empty text", "stop")  # llama.cpp would stop at once
     if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
         raise _wrong("'stop' must be text or a list of texts", "stop")  # llama.cpp would take no notice of it
 
