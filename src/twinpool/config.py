@@ -5,6 +5,7 @@ key; command-line options are laid over it in `cli`.
 """
 
 import tomllib
+from typing import Annotated
 
 import msgspec
 
@@ -72,6 +73,13 @@ class Attached(_Section, frozen=True):
     allowed_roles: tuple[str, ...] = ()  # empty: only its role
 
 
+class Kept(_Section, frozen=True):
+    """How much is kept of a record that grows with every request."""
+
+    max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 * 1024 * 1024  # some 50,000 requests, and any editor opens it
+    keep: Annotated[int, msgspec.Meta(ge=0)] = 4  # older files, FILE.1 the newest: with FILE a third of a gigabyte at most
+
+
 class Config(_Section, frozen=True):
     """The tree. `workers` are engines to attach to; without any, `serve` starts its own."""
 
@@ -79,6 +87,8 @@ class Config(_Section, frozen=True):
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
     timeouts: Timeouts = Timeouts()
+    journal: Kept = Kept()
+    access_log: Kept = Kept()
     workers: tuple[Attached, ...] = ()
 
 

@@ -6,7 +6,7 @@
 
 The engines are `h.p`, `h.d`, `h.c` (lists; the ids are p0, p1, d0, …). When the block ends, nothing may be left of what was
 done in it: no request, no load, no handle, no request at an engine, no task, no socket, no failure that the loop's handler was
-told of. The journal must replay, and each request that the controller saw must have ended once.
+told of. The journal must replay, each of its files, and each request that the controller saw must have ended once.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinpool.assemble import replay
-from twinpool.config import Config, Objectives, Routing, Server, Timeouts
+from twinpool.config import Config, Kept, Objectives, Routing, Server, Timeouts
 from twinpool.core.lifecycle import HandleState
 from twinpool.core.model import Role
 from twinpool.engines.scripted import Recorded, Script, ScriptedEngine, answer_text
@@ -281,8 +281,16 @@ class House:
             if recorded.kv_transfer_params is not None and recorded.takes_over
         ]
 
+    def journals(self) -> list[Path]:
+        """The journal's files, the oldest first."""
+        return files_of(self.journal)
+
+    @property
+    def access_log(self) -> Path:
+        return self.journal.with_name("access.log")
+
     def arrivals(self) -> int:
-        return self.journal.read_bytes().count(b'{"event":{"type":"RequestArrived"')
+        return sum(file.read_bytes().count(b'{"event":{"type":"RequestArrived"') for file in self.journals())
 
 
 class Wire:
@@ -322,15 +330,24 @@ async def house(
     allowed_roles: tuple[Role, ...] = (),
     api_keys: frozenset[str] = frozenset(),
     admin_token: str | None = None,
+    kept: Kept | None = None,
 ) -> AsyncIterator[House]:
-    """See the module. A number of engines, one script, or several."""
+    """See the module. A number of engines, one script, or several. `kept` bounds the journal, and an access log beside it."""
     loop = asyncio.get_running_loop()
     failures: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
     tasks_before = asyncio.all_tasks()
     sockets_before = _sockets()
     settings = {"port": 0, "admin_port": 0, "probe_interval_s": 0.05, "drain_s": 1.0, "expose_route": True} | (server or {})
-    config = Config(server=Server(**settings), objectives=Objectives(), routing=routing, timeouts=timeouts)
+    bounds = kept or Kept()
+    config = Config(
+        server=Server(**settings),
+        objectives=Objectives(),
+        routing=routing,
+        timeouts=timeouts,
+        journal=bounds,
+        access_log=bounds,
+    )
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(
@@ -341,7 +358,8 @@ async def house(
                 for role, wanted in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.COLOCATED, colocated))
             }
             journal = Path(folder, "journal")
-            gateway = Gateway(config, api_keys=api_keys, admin_token=admin_token, journal=journal)
+            access_log = journal.with_name("access.log") if kept else None
+            gateway = Gateway(config, api_keys=api_keys, admin_token=admin_token, journal=journal, access_log=access_log)
             h = House(gateway, *pools.values(), journal, session, failures)
             try:
                 await gateway.start()
@@ -356,10 +374,12 @@ async def house(
                 if not h.is_closed:
                     await gateway.close()
             assert gateway._pool.connections == 0
-            assert ended in (h.arrivals(), None), "each request ends once"
-            result = replay(_lines(journal))
-            assert result.difference is None
-            assert not result.is_cut
+            if len(h.journals()) <= bounds.keep:  # else the oldest may be gone
+                assert ended in (h.arrivals(), None), "each request ends once"
+            for file in h.journals():
+                result = replay(_lines(file))
+                assert result.difference is None, file.name
+                assert not result.is_cut
     await turns(5)  # transports close in a turn of their own
     assert failures == []
     with suppress(AssertionError):
@@ -379,6 +399,12 @@ def _scripts(wanted: Engines) -> list[Script]:
     for script in scripts:
         script.is_embedded = True
     return scripts
+
+
+def files_of(path: Path) -> list[Path]:
+    """A record and its older files, the oldest first."""
+    older = {int(file.suffix[1:]): file for file in path.parent.glob(f"{path.name}.*") if file.is_file()}
+    return [*(older[number] for number in sorted(older, reverse=True)), path]
 
 
 def _lines(journal: Path) -> list[bytes]:

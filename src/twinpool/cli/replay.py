@@ -19,7 +19,7 @@ DIFFERS = 1
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
 @click.pass_context
 def command(ctx: click.Context, journal: Path, as_json: bool) -> None:
-    """Feed the events of JOURNAL (from `serve --journal`) to a fresh controller and compare its commands.
+    """Feed the events of JOURNAL (a file of `serve --journal`, also an older one) to a controller and compare its commands.
 
     Exit code 0: every command is the same. 1: one differs, and is shown. 2: this is no journal of this version.
     """

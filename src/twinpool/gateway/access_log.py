@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from twinpool.config import Kept
 from twinpool.core.model import Usage
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.lines import LineWriter
@@ -33,10 +34,11 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class AccessLog:
-    """Appends to its file."""
+    """Appends to its file until that is full, then begins another."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = LineWriter(path, "access log", appends=True)
+    def __init__(self, path: Path, kept: Kept) -> None:
+        self._max_bytes = kept.max_bytes
+        self._lines = LineWriter(path, "access log", appends=True, keep=kept.keep)
         self._encoder = msgspec.json.Encoder()
 
     def write(self, request: ClientRequest, outcome: str, timeline: Timeline, usage: Usage | None) -> None:
@@ -61,6 +63,8 @@ class AccessLog:
             completion_tokens=None if usage is None else usage.completion_tokens,
         )
         self._lines.write(self._encoder.encode(line) + b"\n")
+        if self._lines.size > self._max_bytes:
+            self._lines.turn_over()
 
     def close(self) -> None:
         self._lines.close()

@@ -6,6 +6,8 @@ import ipaddress
 import os
 import secrets
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from aiohttp import web
@@ -34,6 +36,7 @@ from twinpool.gateway.openai import ROUTES, Endpoint, read_call
 from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 
 _JSON = [(b"content-type", b"application/json")]
+_ONE_MODEL = "/v1/models/"
 _TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 _MAX_WIRE_ID = 128
 _ADMIN_LINGER_S = 0.5  # for a refused body; the framework's ten seconds outlast our own end
@@ -63,8 +66,8 @@ class Gateway:
             self._pool,
             config.timeouts,
             self._metrics,
-            Journal(journal, config.routing) if journal is not None else None,
-            AccessLog(access_log) if access_log is not None else None,
+            Journal(journal, config.routing, config.journal, controller.remember) if journal is not None else None,
+            AccessLog(access_log, config.access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )
         self._changed = asyncio.Event()
@@ -177,6 +180,10 @@ class Gateway:
         elif path == "/v1/models":
             self._authenticate(request)
             responder.send(200, [*_JSON, named], self._models())
+        elif path.startswith(_ONE_MODEL):
+            self._authenticate(request)
+            _only(method, "GET", "HEAD")
+            responder.send(200, [*_JSON, named], self._model(unquote(path.removeprefix(_ONE_MODEL))))
         else:
             raise NotFoundError(f"no route {method} {path}")
 
@@ -212,8 +219,16 @@ class Gateway:
         models = self._members.models()
         if not models:
             raise UnavailableError("no worker is up", retry_after_s=2)
-        listed = [{"id": model, "object": "model", "created": 0, "owned_by": "twinpool"} for model in models]
-        return msgspec.json.encode({"object": "list", "data": listed})
+        return msgspec.json.encode({"object": "list", "data": [_model_object(model) for model in models]})
+
+    def _model(self, name: str) -> bytes:
+        if name not in self._members.models():
+            raise NotFoundError(f"the model {name!r} does not exist here", Reason.MODEL_NOT_FOUND, param="model")
+        return msgspec.json.encode(_model_object(name))
+
+
+def _model_object(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool"}
 
 
 def _only(method: str, *allowed: str, known: bool = True) -> None:
