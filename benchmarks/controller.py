@@ -2,7 +2,7 @@
 
 Requests live side by side as in a busy service: each round starts a batch, then takes every one of them through the events of
 its path. Half the workers prefill and half decode (nixl), or all are colocated. The design's budget is 40 µs at 8 workers and
-150 µs at 64.
+150 µs at 64. Then what a snapshot costs the event loop, with 1,000 requests that live.
 
     python benchmarks/controller.py [--workers 8,64] [--requests 2000] [--rounds 15]
 """
@@ -10,8 +10,9 @@ its path. Half the workers prefill and half decode (nixl), or all are colocated.
 import argparse
 import statistics
 from collections.abc import Iterator
-from time import process_time
+from time import perf_counter, process_time
 
+from twinpool import __version__
 from twinpool.assemble import build_controller
 from twinpool.config import Routing
 from twinpool.core.controller import Controller
@@ -23,6 +24,7 @@ from twinpool.core.events import (
     RequestFinished,
     WorkerJoined,
 )
+from twinpool.core.journal import Header, encode_header
 from twinpool.core.model import Dialect, RequestFacts, Role, Usage, WorkerFacts
 from twinpool.measure.timeline import Timeline
 
@@ -82,6 +84,22 @@ def round_us(path: str, size: int, requests: int) -> float:
     return spent_s / per_request * 1e6
 
 
+def snapshot_ms(rounds: int) -> tuple[list[float], int]:
+    """Milliseconds to encode the header of a journal's next file, and its bytes; two requests in three stream."""
+    controller, live = fleet("disaggregated", 64), 1000
+    told = list(events("disaggregated", 0, live))
+    for event in told[: 2 * live + 2 * live // 3]:
+        controller.handle(event)
+    if controller.live_requests != live:
+        raise RuntimeError(f"{controller.live_requests} live requests")
+    spent = []
+    for _ in range(rounds):
+        begun = perf_counter()
+        header = encode_header(Header(version=__version__, rules=Routing(), snapshot=controller.remember()))
+        spent.append((perf_counter() - begun) * 1e3)
+    return spent, len(header)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="8,64")
@@ -97,6 +115,8 @@ def main() -> None:
                 f"{size:>7}  {path:13}  {statistics.median(rounds):>9.1f}  {min(rounds):>6.1f}  {max(rounds):>6.1f}  "
                 f"{'' if budget is None else f'{budget:.0f}'}"
             )
+    spent, size = snapshot_ms(20 * options.rounds)
+    print(f"snapshot of 1,000 live requests: median {statistics.median(spent):.2f} ms, best {min(spent):.2f}, {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     lease_s: float | None = None
 
 
-class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What routing reads from a request, and nothing else of it.
 
     `prompt_chars` counts the characters of the prompt, `is_ascii` says of what kind they are: the estimate turns them into
