@@ -11,6 +11,10 @@ import msgspec
 
 from twinpool.errors import UserError
 
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=10_000_000)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]  # 0 takes any free one
+
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of the file: unknown keys are errors, so that a typing mistake cannot pass for a setting."""
@@ -19,50 +23,52 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class Objectives(_Section, frozen=True):
     """What the service promises; the policies and the indicators serve these."""
 
-    slo_ttft_s: float = 1.3  # the article's limit for long prompts
-    slo_itl_s: float = 0.05  # 20 tokens a second: faster than anyone reads
-    long_prompt_tokens: int = 1500  # the article's border between short and long
+    slo_ttft_s: Seconds = 1.3  # the article's limit for long prompts
+    slo_itl_s: Seconds = 0.05  # 20 tokens a second: faster than anyone reads
+    long_prompt_tokens: Count = 1500  # the article's border between short and long
 
 
 class Routing(_Section, frozen=True):
     """The bounds within which requests are routed. Part of the journal: a replay builds its controller from them."""
 
-    prefill_window_tokens: int = 2048  # given to one prefill worker at a time: later prompts wait where they can still choose
-    max_waiting: int = 1024  # requests in the router's queue; each holds its body in memory
-    queue_timeout_s: float = 60.0  # nobody waits longer than this for a first byte without an answer
-    worker_wait_s: float = 10.0  # where no worker is up at all: a restarted one is back within seconds
-    request_timeout_s: float = 600.0  # from arrival to the first byte, all attempts together
-    max_attempts: int = 3  # one request is tried on at most this many engines
-    lease_s: float = 30.0  # what stock vLLM grants where the engine does not say
-    pause_s: float = 1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
-    max_pause_s: float = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
+    prefill_window_tokens: Count = 2048  # given to one prefill worker at a time: later prompts wait where they can still choose
+    max_waiting: Count = 1024  # requests in the router's queue; each holds its body in memory
+    queue_timeout_s: Seconds = 60.0  # nobody waits longer than this for a first byte without an answer
+    worker_wait_s: Seconds = 10.0  # where no worker is up at all: a restarted one is back within seconds
+    request_timeout_s: Seconds = 600.0  # from arrival to the first byte, all attempts together
+    max_attempts: Count = 3  # one request is tried on at most this many engines
+    lease_s: Seconds = 30.0  # what stock vLLM grants where the engine does not say
+    pause_s: Seconds = (
+        1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
+    )
+    max_pause_s: Seconds = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
 
 
 class Timeouts(_Section, frozen=True):
     """Deadlines on the network, seconds."""
 
-    connect_s: float = 5.0  # loopback and data-centre links answer in milliseconds
-    prefill_s: float = 300.0  # a very long prompt on a slow engine is alive without saying so
-    first_byte_s: float = 300.0  # the same, where one worker does all
-    idle_s: float = 120.0  # between two pieces of one stream
-    release_s: float = 5.0  # giving a handle back is a courtesy: the lease ends it anyway
-    probe_s: float = 2.0  # a worker's own pages answer at once even when it computes
+    connect_s: Seconds = 5.0  # loopback and data-centre links answer in milliseconds
+    prefill_s: Seconds = 300.0  # a very long prompt on a slow engine is alive without saying so
+    first_byte_s: Seconds = 300.0  # the same, where one worker does all
+    idle_s: Seconds = 120.0  # between two pieces of one stream
+    release_s: Seconds = 5.0  # giving a handle back is a courtesy: the lease ends it anyway
+    probe_s: Seconds = 2.0  # a worker's own pages answer at once even when it computes
 
 
 class Server(_Section, frozen=True):
     """The gateway's two ports."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Port = 8000
     admin_host: str = "127.0.0.1"
-    admin_port: int = 8001
-    max_body_bytes: int = 32 * 1024 * 1024  # a few images in base64
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0  # half a request then silence
-    keep_alive_s: float = 75.0
+    admin_port: Port = 8001
+    max_body_bytes: Count = 32 * 1024 * 1024  # a few images in base64
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 30.0  # half a request then silence
+    keep_alive_s: Seconds = 75.0
     expose_route: bool = False  # x-twinpool-* answer headers: topology is nobody's business by default
-    probe_interval_s: float = 1.0
-    drain_s: float = 30.0  # how long running answers may go on once the gateway was told to stop
+    probe_interval_s: Seconds = 1.0
+    drain_s: Seconds = 30.0  # how long running answers may go on once the gateway was told to stop
 
 
 class Attached(_Section, frozen=True):

@@ -2,7 +2,7 @@
 
 from enum import Enum
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
@@ -21,6 +21,12 @@ def anything(wanted: Any, fields: dict[str, st.SearchStrategy[Any]] | None = Non
     given = fields or {}
     if wanted in _PLAIN:
         return _PLAIN[wanted]
+    if get_origin(wanted) is Annotated:
+        plain, bounds = get_args(wanted)
+        low = bounds.ge if bounds.ge is not None else bounds.gt
+        if plain is int:
+            return st.integers(low, bounds.le if bounds.le is not None else 2**53)
+        return st.floats(low, bounds.le, exclude_min=bounds.gt is not None)
     if get_origin(wanted) in (Union, UnionType):
         return st.one_of([anything(option, given) for option in get_args(wanted)])
     if get_origin(wanted) is tuple:
