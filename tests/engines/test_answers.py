@@ -17,6 +17,7 @@ from twinpool.http1 import Loss, UpstreamLost
         (410, b'{"error":{"code":"handle_expired"}}', Failure.HANDLE_REFUSED),
         (429, b"", Failure.BUSY),
         (503, b"", Failure.BUSY),
+        (503, b'{"error":{"code":"handoff_failed"}}', Failure.NO_HANDLE),
         (500, b"", Failure.ERROR),
         (302, b"", Failure.ERROR),
     ],

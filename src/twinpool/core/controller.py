@@ -149,6 +149,7 @@ class Controller:
     def _set_deadline(self, request: Request, at: float) -> None:
         """How long it may wait, from now: for its turn, or where there is no worker at all, for one to come."""
         patience_s = self._rules.queue_timeout_s if self.cluster.has_ready(request.facts.model) else self._rules.worker_wait_s
+        request.waits_since = at
         request.deadline = min(at + patience_s, request.expires)
         self._alarm(request.deadline)
 
@@ -347,9 +348,10 @@ class Controller:
             self.cluster.join(facts)
         else:
             worker.learn(facts)
-        for request in self._waiting:  # who waited for a first worker waits for its turn from now on
+        for request in self._waiting:  # who waited for a first worker waits for its turn now, and no longer than for that
             if request.facts.model in facts.models and request.facts.model not in served:
-                self._set_deadline(request, event.at)
+                request.deadline = min(request.waits_since + self._rules.queue_timeout_s, request.expires)
+                self._alarm(request.deadline)
         self._dispatch(event.at, out)
 
     def _lose_older_engines(self, facts: WorkerFacts, at: float, out: list[do.Command]) -> None:

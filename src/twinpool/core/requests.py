@@ -24,6 +24,7 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     decode: Incarnation | None = None  # also the one worker of a whole leg
     dialect: Dialect | None = None
     out: list[Leg] = []  # legs that were sent and have not ended
+    waits_since: float = 0.0  # the beginning of the present wait
     shown_waiting: bool = False
     is_begun: bool = False  # the client has part of the answer
 

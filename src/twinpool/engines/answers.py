@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from twinpool.core.model import Failure, Usage
+from twinpool.errors import Reason
 from twinpool.http1 import Loss, UpstreamLost
 
 _LOSSES = {
@@ -78,9 +79,10 @@ def failure_of_loss(lost: UpstreamLost) -> Failure:
 
 
 def failure_of_status(status: int, body: bytes) -> Failure:
-    """What an answer that is not 200 says. A refused handle is a failed handoff, whatever its status."""
+    """What an answer that is not 200 says. A refused handle is a failed handoff, whatever its status; so is a prompt whose KV
+    finds no room, on a worker that is not busy otherwise."""
     if status in (429, 503):
-        return Failure.BUSY
+        return Failure.NO_HANDLE if _code(body) == Reason.HANDOFF_FAILED else Failure.BUSY
     if 400 <= status < 500:
         return Failure.HANDLE_REFUSED if _code(body).startswith("handle_") else Failure.REJECTED
     return Failure.ERROR

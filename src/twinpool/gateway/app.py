@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import ipaddress
 import os
+import resource
 import secrets
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from twinpool.gateway.openai import ROUTES, Endpoint, read_call
 from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 
 _JSON = [(b"content-type", b"application/json")]
+_OWN_FILES = 64  # ports, logs, probes, workers' pipes
+_FEWEST_FILES = 256
 _ONE_MODEL = "/v1/models/"
 _TEXT = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
 _MAX_WIRE_ID = 128
@@ -89,6 +92,7 @@ class Gateway:
         if not self._has_admin_token and not _is_loopback(server.admin_host):
             raise UserError(f"the admin port on {server.admin_host} needs a token: --admin-token-file, or keep it on 127.0.0.1")
         limits = Limits(
+            max_connections=_connections_possible(),
             max_body_bytes=server.max_body_bytes,
             header_timeout_s=server.header_timeout_s,
             body_timeout_s=server.body_timeout_s,
@@ -229,6 +233,17 @@ class Gateway:
 
 def _model_object(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool"}
+
+
+def _connections_possible() -> int:
+    """How many clients the limit on open files allows: each may take a socket to an engine for either leg. The limit is raised
+    as far as this process may; `UserError` where that is too little to serve with."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allowed = 1_000_000 if most == resource.RLIM_INFINITY else most
+    if allowed < _FEWEST_FILES:
+        raise UserError(f"only {allowed} files may be open at once, {_FEWEST_FILES} are needed: raise the limit with ulimit -n")
+    return min((allowed - _OWN_FILES) // 3, Limits().max_connections)
 
 
 def _only(method: str, *allowed: str, known: bool = True) -> None:

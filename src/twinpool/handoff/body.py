@@ -12,6 +12,8 @@ from twinpool.errors import BadRequestError, Reason
 
 Fields = dict[str, msgspec.Raw]
 
+_MAX_FIELDS = 1000  # engines take seconds over a hundred thousand
+
 _DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 CONTINUE_FIELD = "twinpool_continue"
@@ -44,6 +46,8 @@ def take_apart(body: bytes) -> Fields:
         raise BadRequestError(f"the body is not valid JSON: {broken}", Reason.INVALID_JSON) from broken
     except RecursionError as deep:
         raise BadRequestError("the body is nested too deeply", Reason.INVALID_JSON) from deep
+    if len(fields) > _MAX_FIELDS:
+        raise BadRequestError(f"the body has more than {_MAX_FIELDS} fields", Reason.INVALID_REQUEST)
     for name in OURS & fields.keys():
         del fields[name]
     for name in _UNFOLDED & fields.keys():

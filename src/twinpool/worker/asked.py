@@ -173,7 +173,7 @@ def _transfer(body: dict[str, Any]) -> tuple[bool, dict[str, Any] | None]:
     if not isinstance(params, dict):
         raise _wrong(f"'{name}' must be an object", name)
     gives, takes = params.get("do_remote_decode"), params.get("do_remote_prefill")
-    if gives not in (None, True, False) or takes not in (None, True, False) or (gives and takes):
+    if not all(flag is None or isinstance(flag, bool) for flag in (gives, takes)) or (gives and takes):
         raise _wrong(f"'{name}' must set one of do_remote_decode and do_remote_prefill to true", name)
     return bool(gives), params if takes else None
 

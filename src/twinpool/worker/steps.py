@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from twinpool.errors import UnavailableError, UpstreamError
+from twinpool.errors import Reason, UnavailableError, UpstreamError
 from twinpool.worker.asked import Asked
 from twinpool.worker.continuing import OtherwiseError, as_first, body_behind, replay, skip_sent, writes_again
 from twinpool.worker.engine import TOKEN_BYTES, Engine, packed, unpacked
@@ -72,7 +72,10 @@ class Steps:
             async with _engine_at_work(ticket):
                 written = await _to_its_end(self.engine.save(slot.number, name))
             if written < expected:
-                raise UnavailableError(f"only {written} of {expected} bytes of KV could be kept", retry_after_s=1)
+                raise _no_room(f"only {written} of {expected} bytes of KV could be kept")
+        except UpstreamError as error:
+            self.folder.remove(name)
+            raise _no_room(f"the KV could not be kept: {error.message}") from error
         except BaseException:
             self.folder.remove(name)
             raise
@@ -135,9 +138,12 @@ class Steps:
     def check_room(self, prompt: Prompt) -> None:
         needed, free = self.engine.facts.kv_bytes(prompt.count), self.folder.free_bytes()
         if needed > free:
-            raise UnavailableError(
-                f"the KV of this prompt takes {needed} bytes of {self.folder.path.parent}, {free} are free", retry_after_s=1
-            )
+            raise _no_room(f"the KV of this prompt takes {needed} bytes of {self.folder.path.parent}, {free} are free")
+
+
+def _no_room(message: str) -> UnavailableError:
+    """Nothing can be handed over now; one worker could still do all of the request."""
+    return UnavailableError(message, Reason.HANDOFF_FAILED, retry_after_s=1)
 
 
 async def _to_its_end(copying: Coroutine[Any, Any, int]) -> int:
