@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.core.afternoon import busy_afternoon
 from tests.core.stage import Stage
-from tests.gateway.house import House, files_of, house, told
+from tests.gateway.house import CHAT, House, chat, files_of, house, told
 
 from twinpool.assemble import build_controller, replay
 from twinpool.cli.group import cli
@@ -282,3 +282,18 @@ async def test_the_access_log_is_bounded_and_every_line_whole() -> None:
         lines = [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
         assert [line["outcome"] for line in lines] == ["ok"] * 40
         assert len({line["request"] for line in lines}) == 40
+
+
+async def test_the_access_log_tells_where_the_time_went_and_nothing_of_the_content() -> None:
+    async with house(prefill=1, decode=1, kept=Kept(max_bytes=1 << 20, keep=1), api_keys=frozenset({"secret-key"})) as h:
+        key = {"authorization": "Bearer secret-key"}
+        answer = await h.ask(CHAT, chat("n-secret", stream=True), headers=key)
+        assert answer.status == 200
+        await h.gateway.close()
+        h.is_closed = True
+        raw = h.access_log.read_text()
+        (line,) = map(json.loads, raw.splitlines())
+        assert sum(line["ttft_part_s"].values()) == pytest.approx(line["ttft_s"], abs=1e-5)
+        assert (line["path"], line["attempts"], line["stream"]) == ("disaggregated", 1, True)
+        for hidden in ("n-secret", "secret-key", "remote_", "messages"):
+            assert hidden not in raw
