@@ -78,6 +78,8 @@ class Pool:
         exchange ends: `with exchange:`, or `abort`. `is_fresh`: on a new connection."""
         if self._is_closed:
             raise UpstreamLost(Loss.CLOSED_BY_US, str(origin))
+        if origin.headers:
+            headers = (*origin.headers, *headers)
         head = request_head(method, target, origin.authority, headers, len(body))
         connection = None if is_fresh else self._take_idle(origin)
         if connection is None:
