@@ -5,6 +5,7 @@ key; command-line options are laid over it in `cli`.
 """
 
 import tomllib
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -41,6 +42,7 @@ class Routing(_Section, frozen=True):
     lease_margin_s: Seconds = 2.0  # a first token is trusted until so long before the lease ends: networks and clocks are slow
     pair_strikes: Count = 3  # requests in a row whose handoff fails set a pair aside: one may be the request's own fault
     canary_share: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.01  # of a worker's time, at most
+    canary_tolerance: Seconds = 0.3  # of log-probability: bfloat16 on two engines differs by up to 0.1
     canary_interval_s: Seconds = 5.0  # between two looks at a pair in use, at least: what broke is seen within seconds
     canary_idle_s: Seconds = 60.0  # the same while nothing goes that way
     pause_s: Seconds = (
@@ -72,16 +74,48 @@ class Server(_Section, frozen=True):
     body_timeout_s: Seconds = 30.0  # half a request then silence
     keep_alive_s: Seconds = 75.0
     expose_route: bool = False  # x-twinpool-* answer headers: topology is nobody's business by default
+    engine_api_key_file: str | None = None  # for engines that have no key of their own; a client's key never goes to one
     probe_interval_s: Seconds = 1.0
     drain_s: Seconds = 30.0  # how long running answers may go on once the gateway was told to stop
 
 
-class Attached(_Section, frozen=True):
-    """One engine that runs already."""
+class Connector(StrEnum):
+    """Through what an engine hands KV over: vLLM's `kv_connector`, which no route of it tells."""
+
+    NIXL = "nixl"
+    LMCACHE = "lmcache"
+    MOONCAKE = "mooncake"
+    NONE = "none"
+
+
+class KvRole(StrEnum):
+    """vLLM's `kv_role`, which no route of it tells. Not an empty flag: without the consumer's half the scheduler does not
+    protect freed blocks from a step that still runs."""
+
+    BOTH = "kv_both"
+    PRODUCER = "kv_producer"
+    CONSUMER = "kv_consumer"
+
+
+class Declared(_Section, frozen=True):
+    """What is to be known of an engine and cannot be asked. None: what it says itself, or the default named here."""
+
+    connector: Connector | None = None  # nixl where it may prefill or decode, none where it is colocated only
+    kv_role: KvRole = KvRole.BOTH
+    lease_s: Seconds | None = None  # `routing.lease_s`, which is vLLM's own default
+    budget_tokens: Count | None = None  # `max_num_batched_tokens`: tokens a step
+    tensor_parallel: Count | None = None  # 1
+    dtype: str | None = None
+    slots: Count | None = None  # `max_num_seqs`: sequences at once
+
+
+class Attached(Declared, frozen=True, kw_only=True):
+    """One engine that runs already. Its key is sent with every request to it; without one, `server.engine_api_key_file`."""
 
     url: str
     role: str = "colocated"
     allowed_roles: tuple[str, ...] = ()  # empty: only its role
+    api_key_file: str | None = None
 
 
 class Kept(_Section, frozen=True):

@@ -6,7 +6,7 @@ from twinpool.deploy.plan import Wanted
 from twinpool.errors import UserError
 
 NOTHING = Config()
-FILE = Config(workers=(Attached("http://a:1", "prefill", ("prefill", "decode")),))
+FILE = Config(workers=(Attached(url="http://a:1", role="prefill", allowed_roles=("prefill", "decode")),))
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_engines_of_the_file_may_be_allowed_more_and_flags_win_over_them() -> No
         (NOTHING, Given(decode=("a:1",), decode_workers=1), "--decode-workers starts some here"),
         (FILE, Given(colocated_workers=1), "the workers of the config file .* --colocated-workers"),
         (NOTHING, Given(prefill=("a:1",), decode=("http://a:1/",)), "http://a:1 is given twice"),
-        (Config(workers=(Attached("a:1", "both"),)), Given(), "the role 'both': it can be prefill, decode, colocated"),
-        (Config(workers=(Attached("a:1", "prefill", ("decode",)),)), Given(), "allowed_roles leave out"),
+        (Config(workers=(Attached(url="a:1", role="both"),)), Given(), "the role 'both': it can be prefill, decode, colocated"),
+        (Config(workers=(Attached(url="a:1", role="prefill", allowed_roles=("decode",)),)), Given(), "allowed_roles leave out"),
     ],
 )
 def test_what_contradicts_itself_is_refused(config: Config, given: Given, said: str) -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from twinpool.config import Attached, Config
+from twinpool.config import Attached, Config, Declared
 from twinpool.core.model import Role
 from twinpool.deploy.plan import Wanted
+from twinpool.engines.facts import why_not_roles
 from twinpool.errors import UserError
 
 ALL_ROLES = tuple(role.value for role in Role)
@@ -22,6 +23,8 @@ class Engine:
     url: str
     role: str
     allowed_roles: tuple[str, ...]
+    declared: Declared = Declared()
+    api_key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class Given:
 def choose_fleet(config: Config, given: Given) -> tuple[Engine, ...] | Wanted:
     """Engines to attach to, or numbers of workers to start. Raises `UserError` when asked for both."""
     flags = [
-        Attached(url, role)
+        Attached(url=url, role=role)
         for role, urls in (("prefill", given.prefill), ("decode", given.decode), ("colocated", given.colocated))
         for url in urls
     ]
@@ -83,8 +86,14 @@ def _engines(attached: Iterable[Attached]) -> Iterable[Engine]:
         allowed = one.allowed_roles or (one.role,)
         if one.role not in allowed:
             raise UserError(f"{one.url} has the role {one.role} that its allowed_roles leave out")
-        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed)
+        if why_not := why_not_roles(tuple(map(Role, allowed)), one):
+            raise UserError(f"{one.url} may be {', '.join(allowed)}: {why_not}")
+        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed, _declared(one), one.api_key_file)
         counts[one.role] += 1
+
+
+def _declared(one: Attached) -> Declared:
+    return Declared(**{name: getattr(one, name) for name in Declared.__struct_fields__})
 
 
 def engine_url(text: str) -> str:

@@ -3,13 +3,14 @@
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from twinpool.cli.files import read_api_keys, read_config, read_secret
+from twinpool.cli.files import read_api_keys, read_config, read_engine_key, read_secret
 from twinpool.cli.fleet import Engine, Given, choose_fleet
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
 from twinpool.cli.worker_log import Terminal, WorkerLog
@@ -32,6 +33,7 @@ class Asked(Given):
     admin_port: int | None = None
     admin_token_file: Path | None = None
     api_key_file: Path | None = None
+    engine_api_key_file: Path | None = None
     slo_ttft_s: float | None = None
     slo_itl_s: float | None = None
     expose_route: bool | None = None
@@ -53,7 +55,8 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """All that was decided. `fleet`: engines that run already, or workers to start."""
+    """All that was decided. `fleet`: engines that run already, or workers to start. `engine_keys`: what each engine wants to
+    see before it answers, by its id."""
 
     config: Config
     api_keys: frozenset[str]
@@ -61,6 +64,7 @@ class Service:
     journal: Path | None
     access_log: Path | None
     fleet: tuple[Engine, ...] | Local
+    engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,16 @@ def prepare(asked: Asked) -> Service:
             raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
+    engine_keys = {} if isinstance(fleet, Wanted) else _engine_keys(config, asked, fleet)
     engines = _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
-    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines)
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys)
+
+
+def _engine_keys(config: Config, asked: Asked, engines: Iterable[Engine]) -> dict[str, str]:
+    """A file each, or one for all that have none: a key that stands in a configuration is a key in every backup of it."""
+    common = asked.engine_api_key_file or config.server.engine_api_key_file
+    files = {engine.id: engine.api_key_file or common for engine in engines}
+    return {engine: read_engine_key(Path(file)) for engine, file in files.items() if file is not None}
 
 
 def dry_run(asked: Asked) -> DryRun:

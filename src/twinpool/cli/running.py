@@ -122,7 +122,9 @@ class Running:
             await gateway.ready()
             return
         for engine in engines:
-            gateway.attach(engine.id, engine.url, Role(engine.role), tuple(Role(role) for role in engine.allowed_roles))
+            allowed_roles = tuple(Role(role) for role in engine.allowed_roles)
+            key = self.service.engine_keys.get(engine.id)
+            gateway.attach(engine.id, engine.url, Role(engine.role), allowed_roles, engine.declared, key)
         try:
             await asyncio.wait_for(gateway.ready(), ENGINES_WAIT_S)
         except TimeoutError:

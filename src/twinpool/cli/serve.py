@@ -3,12 +3,12 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.prepare import Asked, Local, dry_run, prepare
@@ -53,6 +53,7 @@ OTHER = partial(click.option, cls=Option)
 @ATTACH("--prefill", help="They read prompts.")
 @ATTACH("--decode", help="They write tokens.")
 @ATTACH("--colocated", help="They do both.")
+@ATTACH("--engine-api-key-file", type=FILE, metavar="FILE", multiple=False, help="Send them the key in this file.")
 @LISTEN("--host", metavar="HOST", help="[default: 127.0.0.1]")
 @LISTEN("--port", type=PORT, metavar="PORT", help="OpenAI's routes.  [default: 8000]")
 @LISTEN("--api-key-file", type=FILE, metavar="FILE", help="Ask clients for one of these keys, one a line.")
@@ -101,7 +102,7 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
 def _show_dry_run(asked: Asked, *, as_json: bool) -> None:
     planned = dry_run(asked)
     if as_json:
-        click.echo(json.dumps(asdict(planned)))
+        click.echo(json.dumps(msgspec.to_builtins(planned)))
         return
     from rich.console import Console
 

@@ -56,7 +56,7 @@ class Controller:
         self.cluster = Cluster()
         self.is_draining = False
         self._policies = policies
-        self._rules = rules
+        self.rules = rules
         self._requests: dict[str, Request] = {}
         self._waiting = Waiting()
         self._handles = Handles()
@@ -118,7 +118,7 @@ class Controller:
         self._requests = {request.id: request for request in snapshot.requests}
         self._waiting = Waiting(snapshot.waiting, self._requests)
         self._handles = Handles(snapshot.handles)
-        self._pairs = Pairs(self.cluster, self._rules, snapshot.pairs)
+        self._pairs = Pairs(self.cluster, self.rules, snapshot.pairs)
         self._policies.prompt_lengths.recall(snapshot.prompt_lengths)
 
     # What others may look at
@@ -147,7 +147,7 @@ class Controller:
         if event.request in self._requests:
             return
         tokens = self._policies.prompt_lengths.tokens(event.facts)
-        request = Request.arrived(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
+        request = Request.arrived(event.request, event.facts, tokens, event.at + self.rules.request_timeout_s)
         self._requests[event.request] = request
         refusal = self._policies.admit(event.facts, Entrance(len(self._waiting), self.is_draining))
         if refusal is not None:
@@ -161,7 +161,7 @@ class Controller:
 
     def _set_deadline(self, request: Request, at: float) -> None:
         """How long it may wait, from now: for its turn, or where there is no worker at all, for one to come."""
-        patience_s = self._rules.queue_timeout_s if self.cluster.has_ready(request.facts.model) else self._rules.worker_wait_s
+        patience_s = self.rules.queue_timeout_s if self.cluster.has_ready(request.facts.model) else self.rules.worker_wait_s
         request.waits_since = at
         request.deadline = min(at + patience_s, request.expires)
         self._alarm(request.deadline)
@@ -230,7 +230,7 @@ class Controller:
         vain."""
         prefill, decode = _both(request)
         request.counted_tokens = event.prompt_tokens
-        lease_s = prefill.lease_s if prefill.lease_s is not None else self._rules.lease_s
+        lease_s = prefill.lease_s if prefill.lease_s is not None else self.rules.lease_s
         self._handles.hold((request.id, request.attempt), prefill, event.at + lease_s)
         reserved = self.cluster.get(decode.worker)
         pair = self._pairs.get(prefill.worker, decode.worker)
@@ -250,7 +250,7 @@ class Controller:
         request.story.move(RequestMove.HAND_OFF)
         self._handles.send((request.id, request.attempt))
         is_vouched = prefill.vouches and reserved.engine.vouches
-        self._send(request, Leg.DECODE, out, None if is_vouched else event.at + lease_s - self._rules.lease_margin_s)
+        self._send(request, Leg.DECODE, out, None if is_vouched else event.at + lease_s - self.rules.lease_margin_s)
 
     def _other_decode(self, request: Request, prefill: str, at: float) -> Worker | None:
         holder = self.cluster.get(prefill)
@@ -313,7 +313,7 @@ class Controller:
             self._after_failure(request, event, out)
         elif event.leg is Leg.PREFILL:  # it ran beside, and the client has its tokens: nobody's loss by now
             self.cluster.give_back(self._key(request, Leg.PREFILL))
-        elif event.can_continue and request.strikes + 1 < self._rules.max_attempts:
+        elif event.can_continue and request.strikes + 1 < self.rules.max_attempts:
             self._resume(request, event.at, out)
         else:
             self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
@@ -326,7 +326,7 @@ class Controller:
             return
         if event.failure is Failure.BUSY:
             asked_s = event.retry_after_s if event.retry_after_s is not None else 0.0
-            pause_s = min(max(self._rules.pause_s, asked_s), self._rules.max_pause_s)
+            pause_s = min(max(self.rules.pause_s, asked_s), self.rules.max_pause_s)
             worker.paused_until = max(worker.paused_until, event.at + pause_s)
             self._alarm(worker.paused_until)
         elif event.failure in _CONNECTION_LOST:
@@ -357,7 +357,7 @@ class Controller:
             return
         request.strikes += event.failure in _STRIKES
         request.failed_handoffs += event.leg is Leg.DECODE or event.failure is Failure.NO_HANDLE
-        if request.strikes >= self._rules.max_attempts and event.at < request.expires:
+        if request.strikes >= self.rules.max_attempts and event.at < request.expires:
             if event.status is not None and event.failure is Failure.ERROR:
                 self._end(request, RequestMove.FAIL, out)
                 out.append(do.RelayFailure(request=request.id))
@@ -396,7 +396,7 @@ class Controller:
         self._prove(event.at, out)
         for request in self._waiting:  # who waited for a first worker waits for its turn now, and no longer than for that
             if request.facts.model in facts.models and request.facts.model not in served:
-                request.deadline = min(request.waits_since + self._rules.queue_timeout_s, request.expires)
+                request.deadline = min(request.waits_since + self.rules.queue_timeout_s, request.expires)
                 self._alarm(request.deadline)
         self._dispatch(event.at, out)
 
@@ -596,7 +596,7 @@ class Controller:
         request.story.move(RequestMove.RESUME)
         request.strikes += 1
         request.is_begun = True
-        request.expires = at + self._rules.request_timeout_s
+        request.expires = at + self.rules.request_timeout_s
         self._set_deadline(request, at)
         self._waiting.put_first(request)
 

@@ -53,8 +53,11 @@ class Failure(StrEnum):
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe and the configuration say of a worker. `incarnation` changes whenever its engine restarts.
 
-    `slots` (sequences at once), `context_tokens` and `lease_s` are None where the engine does not tell. A worker that does not
-    serve_whole (a decode server of SGLang) cannot read a prompt itself.
+    `slots` (sequences at once), `context_tokens`, `lease_s`, `kv_capacity_tokens` and `budget_tokens` (tokens a step) are None
+    where the engine does not tell. A worker that does not serve_whole (a decode server of SGLang) cannot read a prompt itself.
+
+    `dialect` is None where it cannot hand over at all, and `obstacle` says why, in words for `twinpool status`. What two
+    workers must have in common to hand KV over stands in the `fingerprint`, as far as it is known; see `core.compatibility`.
     """
 
     worker: str
@@ -70,7 +73,20 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
     serves_whole: bool = True
     continues: bool = False  # can go on with an answer that another engine began
-    vouches: bool = False  # verifies every handle itself: what it writes from one can be trusted without a proof
+    fingerprint: tuple[tuple[str, str], ...] = ()  # (what, value), in the order in which a difference is named
+    tensor_parallel: int = 1
+    vouches: bool = False  # verifies each handle itself and refuses what is not its own: its pairs need no other proof
+    reads_handoffs: bool = True  # False: must never be given a handle, as a vLLM launched `kv_producer`
+    gives_handoffs: bool = True  # False: must never be asked for one, as a vLLM launched `kv_consumer`
+    has_metrics: bool = False
+    obstacle: str | None = None
+    loras: tuple[str, ...] = ()  # those of `models` that are adapters on another
+    kv_capacity_tokens: int | None = None
+    budget_tokens: int | None = None
+    kind: str = ""  # embedded, vllm, sglang, llama.cpp, openai
+    version: str | None = None
+    connector: str | None = None  # as declared, or as its metrics show it
+    kv_role: str | None = None
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -18,6 +18,7 @@ import msgspec
 
 from twinpool.config import Routing
 from twinpool.core.cluster import Cluster, Worker
+from twinpool.core.compatibility import why_not_compatible
 from twinpool.core.lifecycle import PairMove, PairState, PairStory, WorkerState
 from twinpool.core.model import Role, WorkerFacts
 
@@ -274,6 +275,5 @@ class Pairs:
 
 
 def _could_hand_over(prefill: WorkerFacts, decode: WorkerFacts) -> bool:
-    roles = Role.PREFILL in prefill.allowed_roles and Role.DECODE in decode.allowed_roles
-    shares_model = any(model in decode.models for model in prefill.models)
-    return roles and shares_model and prefill.dialect is not None and prefill.dialect is decode.dialect
+    may_by_role = Role.PREFILL in prefill.allowed_roles and Role.DECODE in decode.allowed_roles
+    return may_by_role and why_not_compatible(prefill, decode) is None

@@ -14,9 +14,10 @@ import msgspec
 from aiohttp import web
 
 from twinpool.assemble import build_controller
-from twinpool.config import Config
+from twinpool.config import Config, Declared
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
+from twinpool.engines.asking import Trouble
 from twinpool.errors import (
     BadRequestError,
     NotFoundError,
@@ -75,6 +76,7 @@ class Gateway:
         )
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
+        self._pool.on_idle_lost = self._members.connection_lost
         self._admin = Admin(self._driver, self._members, admin_token, lambda: self.url)
         self._has_admin_token = admin_token is not None
         self._server: Server | None = None
@@ -122,9 +124,18 @@ class Gateway:
             await self.close()
             raise
 
-    def attach(self, worker: str, url: str, role: Role, allowed_roles: tuple[Role, ...]) -> None:
-        """Know this worker and route to it while it is well. A known id at a new address takes the old one's place."""
-        self._members.attach(Member(worker, url, role, allowed_roles))
+    def attach(
+        self,
+        worker: str,
+        url: str,
+        role: Role,
+        allowed_roles: tuple[Role, ...],
+        declared: Declared = Declared(),  # noqa: B008  frozen
+        api_key: str | None = None,
+    ) -> None:
+        """Know this worker and route to it while it is well. A known id at a new address takes the old one's place. `declared`
+        has what it cannot be asked, `api_key` goes with every request to it."""
+        self._members.attach(Member(worker, url, role, allowed_roles, declared, api_key))
 
     def detach(self, worker: str) -> None:
         self._members.detach(worker)
@@ -211,12 +222,16 @@ class Gateway:
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
     def _readiness(self) -> tuple[int, bytes]:
-        """Ready while some worker can take a request; the reason why not, else."""
+        """Ready while some worker can take a request; the reason why not, else. Workers that do not take our key are named:
+        waiting does not mend that."""
         controller = self._driver.controller
         if controller.is_draining:
             return 503, b'{"ready":false,"reason":"draining"}'
         if any(worker.story.state is WorkerState.READY for worker in controller.cluster):
             return 200, b'{"ready":true}'
+        locked = [member.worker for member in self._members if member.trouble_kind is Trouble.AUTH]
+        if locked:
+            return 503, msgspec.json.encode({"ready": False, "reason": "auth", "workers": locked})
         return 503, b'{"ready":false,"reason":"no_worker"}'
 
     def _models(self) -> bytes:
