@@ -7,6 +7,7 @@ from twinpool import __version__
 from twinpool.core.cluster import Worker
 from twinpool.gateway.driver import Driver, RecordedDecision
 from twinpool.gateway.membership import Member, Membership
+from twinpool.gateway.pair_state import describe_pairs
 
 _DECISIONS_SHOWN = 10
 
@@ -20,6 +21,7 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "uptime_s": round(monotonic() - started_at, 3),
         "gateway": {"url": url, "models": membership.models(), "draining": controller.is_draining},
         "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
+        "pairs": describe_pairs(controller),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
         "decisions": [describe_decision(decision) for decision in recent],
