@@ -66,7 +66,7 @@ class Metrics:
         )
         self._canaries = Counter(
             "twinpool_canaries",
-            "Handoffs of our own between two workers, by what became of them.",
+            "Small handoffs of our own, by what became of them.",
             ["outcome"],
             registry=registry,
         )
@@ -86,10 +86,7 @@ class Metrics:
         self._leg_failures.labels(leg, failure).inc()
 
     def canary_ended(self, event: HandoffProved | HandoffNotProved) -> None:
-        if isinstance(event, HandoffProved):
-            outcome = "proved"
-        else:
-            outcome = "not_proved" if event.was_tried else "not_tried"
+        outcome = "proved" if isinstance(event, HandoffProved) else "not_proved" if event.was_tried else "not_tried"
         self._canaries.labels(outcome).inc()
 
     def role_changed(self, role: Role, reason: str) -> None:
