@@ -98,5 +98,6 @@ def _fingerprint(identity: Identity, declared: Declared) -> tuple[tuple[str, str
         ("dtype", declared.dtype or identity.dtype),
         ("block size", identity.block_tokens),
         ("cache dtype", identity.cache_dtype),
+        ("layout", identity.kv_layout),
     )
     return tuple((what, str(value)) for what, value in known if value is not None)

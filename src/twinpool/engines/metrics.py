@@ -47,6 +47,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int | None = None
     kv_capacity_tokens: int | None = None
     cache_dtype: str | None = None
+    kv_layout: str | None = None
     is_vllm: bool = False
 
 
@@ -189,8 +190,9 @@ def _add_cache(cache: dict[str, Any], line: bytes) -> None:
         cache["block_tokens"] = block
     if tokens:
         cache["kv_capacity_tokens"] = cache.get("kv_capacity_tokens", 0) + tokens
-    if labels.get(b"cache_dtype"):
-        cache["cache_dtype"] = labels[b"cache_dtype"]
+    for field, label in ((b"cache_dtype", "cache_dtype"), (b"kv_cache_layout", "kv_layout")):
+        if labels.get(field, "None") != "None":
+            cache[label] = labels[field]
 
 
 def _count(text: str | None) -> int | None:

@@ -33,6 +33,7 @@ async def ask_vllm(ask: Ask) -> Identity | None:
         connector=counted.connector,
         block_tokens=counted.block_tokens,
         cache_dtype=counted.cache_dtype,
+        kv_layout=counted.kv_layout,
         kv_capacity_tokens=counted.kv_capacity_tokens,
         metrics=counted,
         **names(models),

@@ -238,16 +238,18 @@ class Gateway:
         models = self._members.models()
         if not models:
             raise UnavailableError("no worker is up", retry_after_s=2)
-        return msgspec.json.encode({"object": "list", "data": [_model_object(model) for model in models]})
+        return msgspec.json.encode({"object": "list", "data": [self._model_object(model) for model in models]})
 
     def _model(self, name: str) -> bytes:
         if name not in self._members.models():
             raise NotFoundError(f"the model {name!r} does not exist here", Reason.MODEL_NOT_FOUND, param="model")
-        return msgspec.json.encode(_model_object(name))
+        return msgspec.json.encode(self._model_object(name))
 
-
-def _model_object(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool"}
+    def _model_object(self, name: str) -> dict[str, Any]:
+        """As vLLM shows it: adapters name the model they stand on."""
+        parent = self._members.parent(name)
+        adapter = {} if parent is None else {"parent": parent}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool", **adapter}
 
 
 def _connections_possible() -> int:

@@ -14,6 +14,7 @@ import aiohttp
 
 from twinpool.config import Declared, Server, Timeouts
 from twinpool.core import events as on
+from twinpool.core.cluster import Worker
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
 from twinpool.engines.facts import facts_of
@@ -90,9 +91,17 @@ class Membership:
 
     def models(self) -> list[str]:
         """What workers that are up serve, each once."""
-        cluster = self._driver.controller.cluster
-        served = (model for w in cluster if w.story.state is not WorkerState.LOST for model in w.facts.models)
-        return list(dict.fromkeys(served))
+        return list(dict.fromkeys(model for worker in self._up() for model in worker.facts.models))
+
+    def parent(self, model: str) -> str | None:
+        """The model that this adapter stands on, where it is one."""
+        for worker in self._up():
+            if model in worker.facts.loras:
+                return next((base for base in worker.facts.models if base not in worker.facts.loras), None)
+        return None
+
+    def _up(self) -> Iterator[Worker]:
+        return (worker for worker in self._driver.controller.cluster if worker.story.state is not WorkerState.LOST)
 
     def attach(self, member: Member) -> None:
         """Know this worker, and probe it until it is up. The same id at another address takes the old one's place."""
