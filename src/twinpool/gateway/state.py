@@ -39,6 +39,7 @@ def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
         "allowed_roles": [str(role) for role in member.allowed_roles],
         "state": state,
         "reason": member.trouble,
+        "warning": member.warning,
         "reason_kind": None if member.trouble_kind is None else str(member.trouble_kind),
         "incarnation": facts.incarnation if facts else None,
         "engine": facts.engine if facts else None,
