@@ -137,6 +137,10 @@ class Controller:
         """Handles that have not ended, by state."""
         return self._handles.by_state()
 
+    def holds_handles(self, worker: str) -> bool:
+        """Whether it keeps KV for us."""
+        return self._handles.any_on(worker)
+
     def pairs(self) -> Iterable[Pair]:
         """Every two workers that could hand over, in that direction."""
         return self._pairs

@@ -85,6 +85,9 @@ class Handles:
             if is_gone(handle.worker):
                 self._expire(key, handle)
 
+    def any_on(self, worker: str) -> bool:
+        return any(handle.worker.worker == worker for handle in self._handles.values())
+
     def by_state(self) -> dict[HandleState, int]:
         counts: dict[HandleState, int] = {}
         for handle in self._handles.values():

@@ -184,6 +184,8 @@ class Driver:
             self._finished(event)
         elif isinstance(event, on.LegFailed):
             self._metrics.leg_failed(event.leg, event.failure)
+        elif isinstance(event, on.HandoffProved | on.HandoffNotProved):
+            self._metrics.canary_ended(event)
 
     def _set_timer(self) -> None:
         at = self.controller.next_wakeup()
