@@ -292,11 +292,14 @@ class Controller:
         """D has written from the KV; nothing, where one worker does all."""
         self._handles.spend((request.id, request.attempt))
         if request.prefill is not None and request.decode is not None:
-            self._pairs.arrived(request.prefill.worker, request.decode.worker)
+            due = self._pairs.arrived(request.prefill.worker, request.decode.worker)
+            if due is not None:
+                self._alarm(due)
 
     def _check_count(self, request: Request, prompt_tokens: int) -> None:
         """Two engines that make other tokens of one prompt must not hand over; this client has its answer already."""
-        if request.counted_tokens in (None, prompt_tokens) or request.is_begun or request.prefill is None:
+        was_told = request.counted_tokens and prompt_tokens  # an engine without usage has counted nothing
+        if not was_told or request.counted_tokens == prompt_tokens or request.is_begun or request.prefill is None:
             return
         prefill, decode = _both(request)
         if not (prefill.vouches and decode.vouches):
@@ -456,6 +459,7 @@ class Controller:
             return
         worker.role = event.role
         out.append(do.RecordRole(worker=event.worker, role=event.role, reason="manual"))
+        self._pairs.take_roles(worker, event.at)
         self._prove(event.at, out)
         self._dispatch(event.at, out)
 
