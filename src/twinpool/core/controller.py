@@ -186,6 +186,7 @@ class Controller:
     def _start(self, request: Request, decision: Decision, out: list[do.Command]) -> None:
         request.attempt += 1
         request.shown_waiting = False
+        request.counted_tokens = None
         tokens, sequences = request.prompt_tokens, request.facts.sequences
         out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
         if decision.decode is None:
@@ -343,7 +344,8 @@ class Controller:
             request.avoid |= {engine.worker}
             if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
                 request.avoid |= {request.prefill.worker}
-                self._blame_pair(request, request.prefill, engine, event, out)
+                if request.story.state is not RequestState.STREAMING:  # else its handoff went well
+                    self._blame_pair(request, request.prefill, engine, event, out)
 
     def _blame_pair(
         self, request: Request, prefill: Incarnation, decode: Incarnation, event: on.LegFailed, out: list[do.Command]
@@ -445,6 +447,7 @@ class Controller:
         if worker is not None:
             self._pairs.forget(worker)
             self.cluster.remove(event.worker)
+            self._prove(event.at, out)  # a canary of its may have kept another worker
             self._dispatch(event.at, out)
 
     def _drain_asked(self, event: on.DrainAsked, out: list[do.Command]) -> None:
