@@ -103,6 +103,11 @@ class Declared(_Section, frozen=True):
     slots: Count | None = None  # `max_num_seqs`: sequences at once
 
 
+def declared_of(engine: Declared) -> Declared:
+    """That part alone of a record that has more."""
+    return Declared(**{name: getattr(engine, name) for name in Declared.__struct_fields__})
+
+
 class Attached(Declared, frozen=True, kw_only=True):
     """One engine that runs already. Its key is sent with every request to it; without one, `server.engine_api_key_file`."""
 

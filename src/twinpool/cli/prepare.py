@@ -56,7 +56,7 @@ class Local:
 @dataclass(frozen=True, slots=True)
 class Service:
     """All that was decided. `fleet`: engines that run already, or workers to start. `engine_keys`: what each engine wants to
-    see before it answers, by its id."""
+    see before it answers, by its id; `engine_key` is for those that join later."""
 
     config: Config
     api_keys: frozenset[str]
@@ -65,6 +65,7 @@ class Service:
     access_log: Path | None
     fleet: tuple[Engine, ...] | Local
     engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    engine_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,17 @@ def prepare(asked: Asked) -> Service:
             raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
-    engine_keys = {} if isinstance(fleet, Wanted) else _engine_keys(config, asked, fleet)
-    engines = _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
-    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys)
-
-
-def _engine_keys(config: Config, asked: Asked, engines: Iterable[Engine]) -> dict[str, str]:
-    """A file each, or one for all that have none: a key that stands in a configuration is a key in every backup of it."""
     common = asked.engine_api_key_file or config.server.engine_api_key_file
-    files = {engine.id: engine.api_key_file or common for engine in engines}
-    return {engine: read_engine_key(Path(file)) for engine, file in files.items() if file is not None}
+    engine_key = read_engine_key(Path(common)) if common is not None else None
+    engine_keys = {} if isinstance(fleet, Wanted) else _engine_keys(fleet, engine_key)
+    engines = _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys, engine_key)
+
+
+def _engine_keys(engines: Iterable[Engine], common: str | None) -> dict[str, str]:
+    """A file each, or one for all that have none: a key that stands in a configuration is a key in every backup of it."""
+    keys = {engine.id: read_engine_key(Path(engine.api_key_file)) if engine.api_key_file else common for engine in engines}
+    return {engine: key for engine, key in keys.items() if key is not None}
 
 
 def dry_run(asked: Asked) -> DryRun:

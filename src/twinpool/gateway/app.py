@@ -49,7 +49,8 @@ _PASSED_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 class Gateway:
-    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop."""
+    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop. `engine_key` is for
+    engines that join over the admin port."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Gateway:
         *,
         api_keys: frozenset[str] = frozenset(),
         admin_token: str | None = None,
+        engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class Gateway:
         )
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
-        self._admin = Admin(self._driver, self._members, admin_token, lambda: self.url)
+        self._admin = Admin(self._driver, self._members, admin_token, engine_key, lambda: self.url)
         self._has_admin_token = admin_token is not None
         self._server: Server | None = None
         self._admin_runner: web.AppRunner | None = None

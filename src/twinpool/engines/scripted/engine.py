@@ -62,6 +62,7 @@ class ScriptedEngine:
         self.generated_tokens = 0
         self.pulled_tokens = 0
         self.pulls = 0
+        self.pulled_bytes = 0
         self.pulled_s = 0.0
         self.seen_prompts: set[str] = set()
         self.failed_transfers = 0
