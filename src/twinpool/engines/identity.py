@@ -8,6 +8,7 @@ import msgspec
 
 from twinpool.core.model import Dialect
 from twinpool.engines.asking import ProbeError
+from twinpool.engines.metrics import EngineMetrics
 
 Ask = Callable[[str], Awaitable[bytes | None]]
 """One page of the engine by its path; None where it has no such page."""
@@ -52,6 +53,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: int | None = None
     budget_tokens: int | None = None
     tensor_parallel: int | None = None
+    metrics: EngineMetrics | None = None  # where the probe read them
 
     @property
     def engine(self) -> str:

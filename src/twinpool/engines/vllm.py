@@ -36,5 +36,6 @@ async def ask_vllm(ask: Ask) -> Identity | None:
         kv_layout=counted.kv_layout,
         kv_token_bytes=counted.kv_token_bytes,
         kv_capacity_tokens=counted.kv_capacity_tokens,
+        metrics=counted,
         **names(models),
     )

@@ -78,6 +78,7 @@ class Gateway:
         )
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
+        self._pool.on_idle_lost = self._members.connection_lost
         self._admin = Admin(self._driver, self._members, admin_token, engine_key, lambda: self.url)
         self._has_admin_token = admin_token is not None
         self._server: Server | None = None
