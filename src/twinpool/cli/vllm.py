@@ -1,5 +1,6 @@
 """What `serve --engine vllm` finds out before the plan: the program, the model's files, free ports, the key."""
 
+import errno
 import os
 import secrets
 import shlex
@@ -123,15 +124,15 @@ def _free(host: str, first: int, *, look: bool, step: int = 1) -> Iterator[int]:
 
 
 def _is_free(host: str, port: int) -> bool:
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except socket.gaierror:
-        raise UserError(f"{host} is no address of this machine: --engine-host takes one") from None
-    except OSError as problem:
-        if problem.errno == 99:  # EADDRNOTAVAIL
-            raise UserError(f"{host} is no address of this machine: --engine-host takes one") from None
-        return False
-    return True
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does: old connections are no obstacle
+        try:
+            probe.bind((host, port))
+        except OSError as problem:
+            if problem.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise UserError(f"{host} is no address of this machine ({problem.strerror}): give --engine-host one") from None
+            return False
+        return True
 
 
 def _words(text: str) -> tuple[str, ...]:

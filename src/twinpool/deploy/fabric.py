@@ -105,7 +105,7 @@ def _gpus(devices: Devices, warnings: tuple[str, ...]) -> Fabric:
     return Fabric(
         backend="UCX",
         over=over,
-        reason=f"{_count(len(devices.gpus), 'GPU')} and no RDMA card: CUDA IPC from GPU to GPU, TCP to other machines",
+        reason=f"{_count(len(devices.gpus), 'GPU')} and no RDMA card, so CUDA IPC from GPU to GPU, and TCP to other machines",
         env=(("UCX_TLS", "cuda_ipc,cuda_copy,sm,self,tcp"),),
         buffer_device="cuda",
         leaves_machine=False,

@@ -337,6 +337,8 @@ def _notes(devices: Devices, used: int, common: _Common) -> list[str]:
         notes.append(
             f"NIXL's side channel on {common.side_host}, ports {first} to {last}, asks for no key: a private network only"
         )
+    elif common.fabric.leaves_machine:
+        notes.append("NIXL's side channel is on loopback, for this machine's engines only: --engine-host opens it to others")
     if kept := [name for name, _ in common.fabric.env if _is_set(common.wish, name)]:
         notes.append(f"{', '.join(kept)} from the environment, not from here")
     return notes
