@@ -39,6 +39,12 @@ class Routing(_Section, frozen=True):
     request_timeout_s: Seconds = 600.0  # from arrival to the first byte, all attempts together
     max_attempts: Count = 3  # one request is tried on at most this many engines
     lease_s: Seconds = 30.0  # what stock vLLM grants where the engine does not say
+    lease_margin_s: Seconds = 2.0  # a first token is trusted until so long before the lease ends: networks and clocks are slow
+    pair_strikes: Count = 3  # requests in a row whose handoff fails set a pair aside: one may be the request's own fault
+    canary_share: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.01  # of a worker's time, at most
+    canary_tolerance: Seconds = 0.3  # of log-probability: bfloat16 on two engines differs by up to 0.1
+    canary_interval_s: Seconds = 5.0  # between two looks at a pair in use, at least: what broke is seen within seconds
+    canary_idle_s: Seconds = 60.0  # the same while nothing goes that way
     pause_s: Seconds = (
         1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
     )
@@ -104,6 +110,11 @@ class Declared(_Section, frozen=True):
     tensor_parallel: Count | None = None  # 1
     dtype: str | None = None
     slots: Count | None = None  # `max_num_seqs`: sequences at once
+
+
+def declared_of(engine: Declared) -> Declared:
+    """That part alone of a record that has more."""
+    return Declared(**{name: getattr(engine, name) for name in Declared.__struct_fields__})
 
 
 class Attached(Declared, frozen=True, kw_only=True):

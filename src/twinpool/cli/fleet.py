@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from twinpool.config import Attached, Config, Declared
+from twinpool.config import Attached, Config, Declared, declared_of
 from twinpool.core.model import Role
 from twinpool.deploy.plan import Wanted
 from twinpool.engines.facts import why_not_roles
@@ -120,12 +120,8 @@ def _engines(attached: Iterable[Attached]) -> Iterable[Engine]:
             raise UserError(f"{one.url} has the role {one.role} that its allowed_roles leave out")
         if why_not := why_not_roles(tuple(map(Role, allowed)), one):
             raise UserError(f"{one.url} may be {', '.join(allowed)}: {why_not}")
-        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed, _declared(one), one.api_key_file)
+        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed, declared_of(one), one.api_key_file)
         counts[one.role] += 1
-
-
-def _declared(one: Attached) -> Declared:
-    return Declared(**{name: getattr(one, name) for name in Declared.__struct_fields__})
 
 
 def engine_url(text: str) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from twinpool.cli.files import read_api_keys, read_config, read_engine_key, read_secret
 from twinpool.cli.fleet import Engine, Given, choose_fleet
 from twinpool.cli.started import Local, LocalVllm
-from twinpool.cli.vllm import engine_key, find_vllm, plan_dry, plan_here, with_floor
+from twinpool.cli.vllm import find_vllm, plan_dry, plan_here, with_floor
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
 from twinpool.cli.worker_log import Terminal, WorkerLog
 from twinpool.config import Config
@@ -49,7 +49,7 @@ class Asked(Given):
 @dataclass(frozen=True, slots=True)
 class Service:
     """All that was decided. `fleet`: engines that run already, or workers to start. `engine_keys`: what each engine wants to
-    see before it answers, by its id."""
+    see before it answers, by its id; `engine_key` is for those that join later."""
 
     config: Config
     api_keys: frozenset[str]
@@ -58,6 +58,7 @@ class Service:
     access_log: Path | None
     fleet: tuple[Engine, ...] | Local | LocalVllm
     engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    engine_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +86,23 @@ def prepare(asked: Asked) -> Service:
             raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
+    common = asked.engine_api_key_file or config.server.engine_api_key_file
+    engine_key = read_engine_key(Path(common)) if common is not None else None
     engines: tuple[Engine, ...] | Local | LocalVllm
     if not isinstance(fleet, Wanted):
-        engines, engine_keys = fleet, _engine_keys(config, asked, fleet)
+        engines, engine_keys = fleet, _engine_keys(fleet, engine_key)
     elif asked.is_vllm:
-        engines = _local_vllm(asked, config, fleet)
+        engines = _local_vllm(asked, config, fleet, engine_key)
         config, engine_keys = with_floor(config, engines.plan.fabric), dict.fromkeys(engines.ids, engines.api_key)
     else:
         engines, engine_keys = _local(asked, config, fleet), {}
-    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys)
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys, engine_key)
 
 
-def _engine_keys(config: Config, asked: Asked, engines: Iterable[Engine]) -> dict[str, str]:
+def _engine_keys(engines: Iterable[Engine], common: str | None) -> dict[str, str]:
     """A file each, or one for all that have none: a key that stands in a configuration is a key in every backup of it."""
-    common = asked.engine_api_key_file or config.server.engine_api_key_file
-    files = {engine.id: engine.api_key_file or common for engine in engines}
-    return {engine: read_engine_key(Path(file)) for engine, file in files.items() if file is not None}
+    keys = {engine.id: read_engine_key(Path(engine.api_key_file)) if engine.api_key_file else common for engine in engines}
+    return {engine: key for engine, key in keys.items() if key is not None}
 
 
 def dry_run(asked: Asked) -> DryRun:
@@ -156,12 +158,12 @@ def _local(asked: Asked, config: Config, wanted: Wanted) -> Local:
     return Local(plan, model.path, model.name, config.routing.lease_s, _open_log(asked.log, config.server.port), secret)
 
 
-def _local_vllm(asked: Asked, config: Config, wanted: Wanted) -> LocalVllm:
+def _local_vllm(asked: Asked, config: Config, wanted: Wanted, key: str | None) -> LocalVllm:
+    """Without a key of their own the engines get a fresh one: nobody but this gateway needs to know it."""
     if asked.device_root is not None:
         raise UserError("--device-root is another machine's devices: it goes with --dry-run only")
-    key = engine_key(config, asked.engine_api_key_file)
     plan = plan_here(config, asked, wanted, find_vllm(asked.vllm))
-    return LocalVllm(plan, config.launch.start_s, _open_log(asked.log, config.server.port), key)
+    return LocalVllm(plan, config.launch.start_s, _open_log(asked.log, config.server.port), key or secrets.token_hex(32))
 
 
 def _fetch_model(spec: str | None) -> "ModelFile":

@@ -63,6 +63,7 @@ class Running:
             service.config,
             api_keys=service.api_keys,
             admin_token=service.admin_token,
+            engine_key=service.engine_key,
             journal=service.journal,
             access_log=service.access_log,
         )

@@ -136,6 +136,8 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     for worker in _by_role(state["workers"]):
         if worker["reason"]:
             console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}")
+        elif worker.get("warning"):
+            console.print(f"[yellow]{escape(worker['id'])}[/]: {escape(worker['warning'])}")
     if state["decisions"]:
         console.print(_decisions(state["decisions"]))
     else:

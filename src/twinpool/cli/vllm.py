@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import shlex
 import shutil
 import socket
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from twinpool.cli.files import read_engine_key
 from twinpool.cli.fleet import Given
 from twinpool.config import Config
 from twinpool.deploy.detect import read_devices
@@ -82,12 +80,6 @@ def with_floor(config: Config, fabric: Fabric) -> Config:
         return config
     routing = msgspec.structs.replace(config.routing, handoff_floor_gb_s=fabric.handoff_floor_gb_s)
     return msgspec.structs.replace(config, routing=routing)
-
-
-def engine_key(config: Config, file: Path | None) -> str:
-    """The one that somebody gave, or a fresh one: engines started here need to be known to nobody but this gateway."""
-    given = file or config.server.engine_api_key_file
-    return read_engine_key(Path(given)) if given else secrets.token_hex(32)
 
 
 def find_vllm(given: str | None) -> str:

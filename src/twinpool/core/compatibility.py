@@ -33,7 +33,7 @@ def _difference(prefill: WorkerFacts, decode: WorkerFacts) -> str | None:
 
 
 def _topology(prefill: WorkerFacts, decode: WorkerFacts) -> str | None:
-    """vLLM's NIXL connector reads each of P's shards into whole shards of D: its source asserts that the one divides the other."""
+    """vLLM's NIXL connector reads each of P's shards into whole shards of D: its source asserts that one divides the other."""
     if prefill.dialect is not Dialect.NIXL or decode.tensor_parallel % prefill.tensor_parallel == 0:
         return None
     return (

@@ -4,7 +4,7 @@ Synchronous, one writer, no locks, no clock but `event.at`. The gateway's driver
 promise is: same events, same commands. So it never iterates a set of ids, and ties end with the id.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -15,8 +15,9 @@ from twinpool.core import events as on
 from twinpool.core.cluster import Cluster, LegKey, Worker
 from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.handles import Handles
-from twinpool.core.lifecycle import ENDS, HandleState, RequestMove, RequestState, WorkerState
+from twinpool.core.lifecycle import ENDS, HandleState, PairState, RequestMove, RequestState, WorkerState
 from twinpool.core.model import Dialect, Failure, Incarnation, Leg, RequestFacts, WorkerFacts
+from twinpool.core.pairs import Pair, Pairs
 from twinpool.core.policies import Entrance, Policies
 from twinpool.core.requests import Request
 from twinpool.core.snapshot import Snapshot, encode_snapshot
@@ -34,8 +35,11 @@ _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
 _STRIKES = frozenset(set(Failure) - {Failure.REJECTED, Failure.BUSY, Failure.UNREACHABLE})
 """Failures that count against `max_attempts`. A busy or an absent worker does not: those are bounded by the deadlines."""
 
-_MAY_BE_THE_PAIR = frozenset({Failure.ERROR, Failure.TIMED_OUT, Failure.HANDLE_REFUSED})
-"""Failures of a decode leg for which the prefill worker may be as much at fault: a retry avoids both."""
+_MAY_BE_THE_PAIR = frozenset({Failure.ERROR, Failure.TIMED_OUT, Failure.HANDLE_REFUSED, Failure.SUSPECT, Failure.MISCOUNTED})
+"""Failures of a decode leg for which the prefill worker may be as much at fault: a retry avoids both, and they count against
+the pair."""
+
+_FAILED_HANDOFFS = frozenset({Failure.NO_HANDLE, Failure.HANDLE_REFUSED, Failure.SUSPECT, Failure.MISCOUNTED})
 
 _CONNECTION_LOST = frozenset({Failure.UNREACHABLE, Failure.BROKEN})
 
@@ -52,10 +56,11 @@ class Controller:
         self.cluster = Cluster()
         self.is_draining = False
         self._policies = policies
-        self._rules = rules
+        self.rules = rules
         self._requests: dict[str, Request] = {}
         self._waiting = Waiting()
         self._handles = Handles()
+        self._pairs = Pairs(self.cluster, rules)
         self._wakeup: float | None = None  # the earliest time at which something may be due
         if snapshot is not None:
             self._recall(snapshot)
@@ -67,6 +72,8 @@ class Controller:
             on.LegFailed: self._leg_failed,
             on.ClientLeft: self._client_left,
             on.HandleReleased: self._handle_released,
+            on.HandoffProved: self._handoff_proved,
+            on.HandoffNotProved: self._handoff_not_proved,
             on.WorkerJoined: self._worker_joined,
             on.WorkerLost: self._worker_lost,
             on.WorkerRemoved: self._worker_removed,
@@ -99,6 +106,7 @@ class Controller:
                 requests=list(self._requests.values()),
                 waiting=self._waiting.remember(),
                 handles=self._handles.remember(),
+                pairs=self._pairs.remember(),
                 prompt_lengths=self._policies.prompt_lengths.remember(),
             )
         )
@@ -110,6 +118,7 @@ class Controller:
         self._requests = {request.id: request for request in snapshot.requests}
         self._waiting = Waiting(snapshot.waiting, self._requests)
         self._handles = Handles(snapshot.handles)
+        self._pairs = Pairs(self.cluster, self.rules, snapshot.pairs)
         self._policies.prompt_lengths.recall(snapshot.prompt_lengths)
 
     # What others may look at
@@ -128,13 +137,21 @@ class Controller:
         """Handles that have not ended, by state."""
         return self._handles.by_state()
 
+    def holds_handles(self, worker: str) -> bool:
+        """Whether it keeps KV for us."""
+        return self._handles.any_on(worker)
+
+    def pairs(self) -> Iterable[Pair]:
+        """Every two workers that could hand over, in that direction."""
+        return self._pairs
+
     # Requests
 
     def _request_arrived(self, event: on.RequestArrived, out: list[do.Command]) -> None:
         if event.request in self._requests:
             return
         tokens = self._policies.prompt_lengths.tokens(event.facts)
-        request = Request.arrived(event.request, event.facts, tokens, event.at + self._rules.request_timeout_s)
+        request = Request.arrived(event.request, event.facts, tokens, event.at + self.rules.request_timeout_s)
         self._requests[event.request] = request
         refusal = self._policies.admit(event.facts, Entrance(len(self._waiting), self.is_draining))
         if refusal is not None:
@@ -148,7 +165,7 @@ class Controller:
 
     def _set_deadline(self, request: Request, at: float) -> None:
         """How long it may wait, from now: for its turn, or where there is no worker at all, for one to come."""
-        patience_s = self._rules.queue_timeout_s if self.cluster.has_ready(request.facts.model) else self._rules.worker_wait_s
+        patience_s = self.rules.queue_timeout_s if self.cluster.has_ready(request.facts.model) else self.rules.worker_wait_s
         request.waits_since = at
         request.deadline = min(at + patience_s, request.expires)
         self._alarm(request.deadline)
@@ -216,24 +233,28 @@ class Controller:
         now. A D that drains or is busy honours its reservation where there is no other; where it is gone, the prefill was in
         vain."""
         prefill, decode = _both(request)
-        lease_s = prefill.lease_s if prefill.lease_s is not None else self._rules.lease_s
+        request.counted_tokens = event.prompt_tokens
+        lease_s = prefill.lease_s if prefill.lease_s is not None else self.rules.lease_s
         self._handles.hold((request.id, request.attempt), prefill, event.at + lease_s)
         reserved = self.cluster.get(decode.worker)
-        if reserved is None or not reserved.is_open(event.at):
+        pair = self._pairs.get(prefill.worker, decode.worker)
+        is_doubted = pair is not None and pair.state is not PairState.PROVED
+        if reserved is None or not reserved.is_open(event.at) or is_doubted:
             other = self._other_decode(request, prefill.worker, event.at)
             if other is not None:
                 key = self._key(request, Leg.DECODE)
                 self.cluster.give_back(key)
                 self.cluster.take(key, other, kv_tokens=request.prompt_tokens)
                 reserved = other
-            elif reserved is None or reserved.story.state is WorkerState.LOST:
+            elif reserved is None or reserved.story.state is WorkerState.LOST or is_doubted:
                 self._release(request, out)
                 self._retry(request, event.at, out)
                 return
         request.decode = reserved.engine
         request.story.move(RequestMove.HAND_OFF)
         self._handles.send((request.id, request.attempt))
-        self._send(request, Leg.DECODE, out)
+        is_vouched = prefill.vouches and reserved.engine.vouches
+        self._send(request, Leg.DECODE, out, None if is_vouched else event.at + lease_s - self.rules.lease_margin_s)
 
     def _other_decode(self, request: Request, prefill: str, at: float) -> Worker | None:
         holder = self.cluster.get(prefill)
@@ -248,7 +269,7 @@ class Controller:
         if request is None or not request.story.can(RequestMove.FIRST_TOKEN):
             return
         request.story.move(RequestMove.FIRST_TOKEN)
-        self._handles.spend((request.id, request.attempt))
+        self._handoff_arrived(request)
         if Leg.WHOLE in request.out:
             self.cluster.prompt_read(self._key(request, Leg.WHOLE))
             self._dispatch(event.at, out)
@@ -257,14 +278,30 @@ class Controller:
         request = self._current(event.request, event.attempt)
         if request is None or not request.story.can(RequestMove.FINISH):
             return
-        self._handles.spend((request.id, request.attempt))
+        self._handoff_arrived(request)
         for leg in (Leg.DECODE, Leg.WHOLE):
             if leg in request.out:
                 request.out.remove(leg)
         if event.usage is not None:
+            self._check_count(request, event.usage.prompt_tokens)
             self._learn_length(request, event.usage.prompt_tokens)
         self._end(request, RequestMove.FINISH, out)
         self._dispatch(event.at, out)
+
+    def _handoff_arrived(self, request: Request) -> None:
+        """D has written from the KV; nothing, where one worker does all."""
+        self._handles.spend((request.id, request.attempt))
+        if request.prefill is not None and request.decode is not None:
+            self._pairs.arrived(request.prefill.worker, request.decode.worker)
+
+    def _check_count(self, request: Request, prompt_tokens: int) -> None:
+        """Two engines that make other tokens of one prompt must not hand over; this client has its answer already."""
+        if request.counted_tokens in (None, prompt_tokens) or request.is_begun or request.prefill is None:
+            return
+        prefill, decode = _both(request)
+        if not (prefill.vouches and decode.vouches):
+            why = f"they count the same prompt differently: {request.counted_tokens} and {prompt_tokens} tokens"
+            self._pairs.condemn(prefill.worker, decode.worker, why)
 
     def _leg_failed(self, event: on.LegFailed, out: list[do.Command]) -> None:
         request = self._current(event.request, event.attempt)
@@ -280,7 +317,7 @@ class Controller:
             self._after_failure(request, event, out)
         elif event.leg is Leg.PREFILL:  # it ran beside, and the client has its tokens: nobody's loss by now
             self.cluster.give_back(self._key(request, Leg.PREFILL))
-        elif event.can_continue and request.strikes + 1 < self._rules.max_attempts:
+        elif event.can_continue and request.strikes + 1 < self.rules.max_attempts:
             self._resume(request, event.at, out)
         else:
             self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
@@ -293,7 +330,7 @@ class Controller:
             return
         if event.failure is Failure.BUSY:
             asked_s = event.retry_after_s if event.retry_after_s is not None else 0.0
-            pause_s = min(max(self._rules.pause_s, asked_s), self._rules.max_pause_s)
+            pause_s = min(max(self.rules.pause_s, asked_s), self.rules.max_pause_s)
             worker.paused_until = max(worker.paused_until, event.at + pause_s)
             self._alarm(worker.paused_until)
         elif event.failure in _CONNECTION_LOST:
@@ -303,6 +340,16 @@ class Controller:
             request.avoid |= {engine.worker}
             if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
                 request.avoid |= {request.prefill.worker}
+                self._blame_pair(request, request.prefill, engine, event, out)
+
+    def _blame_pair(
+        self, request: Request, prefill: Incarnation, decode: Incarnation, event: on.LegFailed, out: list[do.Command]
+    ) -> None:
+        if event.failure is Failure.MISCOUNTED:
+            self._pairs.condemn(prefill.worker, decode.worker, "the two count the same prompt's tokens differently")
+        else:
+            self._pairs.strike(prefill.worker, decode.worker, request.id, event.at, event.failure)
+            self._prove(event.at, out)
 
     def _after_failure(self, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
         """No token has reached the client: begin anew where that can help, else end with what is known."""
@@ -314,13 +361,13 @@ class Controller:
             return
         request.strikes += event.failure in _STRIKES
         request.failed_handoffs += event.leg is Leg.DECODE or event.failure is Failure.NO_HANDLE
-        if request.strikes >= self._rules.max_attempts and event.at < request.expires:
+        if request.strikes >= self.rules.max_attempts and event.at < request.expires:
             if event.status is not None and event.failure is Failure.ERROR:
                 self._end(request, RequestMove.FAIL, out)
                 out.append(do.RelayFailure(request=request.id))
             elif event.failure is Failure.TIMED_OUT:
                 self._fail(request, 504, Reason.DEADLINE_EXCEEDED, out)
-            elif event.failure in (Failure.NO_HANDLE, Failure.HANDLE_REFUSED):
+            elif event.failure in _FAILED_HANDOFFS:
                 self._fail(request, 503, Reason.HANDOFF_FAILED, out, retry_after_s=1)
             else:
                 self._fail(request, 502, Reason.UPSTREAM_FAILED, out)
@@ -342,15 +389,18 @@ class Controller:
         facts = event.facts
         worker = self.cluster.get(facts.worker)
         served = [model for model in facts.models if self.cluster.has_ready(model)]
+        is_new_engine = worker is None or worker.facts.incarnation != facts.incarnation or _may_be_another(worker, facts)
         if worker is None or worker.facts.incarnation != facts.incarnation:
             self._lose_older_engines(facts, event.at, out)
         if worker is None:
-            self.cluster.join(facts)
+            worker = self.cluster.join(facts)
         else:
             worker.learn(facts)
+        self._pairs.meet(worker, event.at, is_new_engine=is_new_engine)
+        self._prove(event.at, out)
         for request in self._waiting:  # who waited for a first worker waits for its turn now, and no longer than for that
             if request.facts.model in facts.models and request.facts.model not in served:
-                request.deadline = min(request.waits_since + self._rules.queue_timeout_s, request.expires)
+                request.deadline = min(request.waits_since + self.rules.queue_timeout_s, request.expires)
                 self._alarm(request.deadline)
         self._dispatch(event.at, out)
 
@@ -388,7 +438,9 @@ class Controller:
             self._dispatch(event.at, out)  # who waited for it may go another way
 
     def _worker_removed(self, event: on.WorkerRemoved, out: list[do.Command]) -> None:
-        if self.cluster.get(event.worker) is not None:
+        worker = self.cluster.get(event.worker)
+        if worker is not None:
+            self._pairs.forget(worker)
             self.cluster.remove(event.worker)
             self._dispatch(event.at, out)
 
@@ -404,7 +456,31 @@ class Controller:
             return
         worker.role = event.role
         out.append(do.RecordRole(worker=event.worker, role=event.role, reason="manual"))
+        self._prove(event.at, out)
         self._dispatch(event.at, out)
+
+    # Pairs
+
+    def _handoff_proved(self, event: on.HandoffProved, out: list[do.Command]) -> None:
+        speed = event.moved_bytes / event.moved_s if event.moved_bytes and event.moved_s else None
+        if self._pairs.proved(event.canary, event.at, event.took_s, speed):
+            self._prove(event.at, out)
+            self._dispatch(event.at, out)
+
+    def _handoff_not_proved(self, event: on.HandoffNotProved, out: list[do.Command]) -> None:
+        if self._pairs.not_proved(event.canary, event.at, event.took_s, event.why, was_tried=event.was_tried):
+            self._prove(event.at, out)
+            self._dispatch(event.at, out)  # who waited for this pair may go another way
+
+    def _prove(self, at: float, out: list[do.Command]) -> None:
+        """Send the canaries that are due."""
+        if self.is_draining:
+            return
+        sent = self._pairs.send_due(at)
+        out.extend(do.ProveHandoff(canary=pair.canary, prefill=pair.prefill, decode=pair.decode) for pair in sent)
+        due = self._pairs.next_due(at)
+        if due is not None:
+            self._alarm(due)
 
     def _gateway_drained(self, event: on.GatewayDrained, out: list[do.Command]) -> None:
         self.is_draining = True
@@ -437,6 +513,7 @@ class Controller:
         for worker in self.cluster:
             if worker.paused_until > event.at:
                 self._alarm(worker.paused_until)
+        self._prove(event.at, out)
         self._dispatch(event.at, out)
 
     def _handle_released(self, event: on.HandleReleased, out: list[do.Command]) -> None:
@@ -445,9 +522,21 @@ class Controller:
             self._alarm(max(lease_end, event.at))
 
     def _release(self, request: Request, out: list[do.Command]) -> None:
-        worker = self._handles.release((request.id, request.attempt))
-        if worker is not None:
-            out.append(do.ReleaseHandle(request=request.id, attempt=request.attempt, worker=worker))
+        released = self._handles.release((request.id, request.attempt))
+        if released is None:
+            return
+        worker, was_sent = released
+        # a handle is presented once: what a D was told of, only its engine or its lease can end
+        reader = None if was_sent else self._reader(worker)
+        out.append(do.ReleaseHandle(request=request.id, attempt=request.attempt, worker=worker, reader=reader))
+
+    def _reader(self, prefill: str) -> str | None:
+        """Somebody who could read what this worker holds."""
+        holder = self.cluster.get(prefill)
+        if holder is None:
+            return None
+        able = (name for name, state in sorted(holder.partners.items()) if state is PairState.PROVED)
+        return next((name for name in able if self.cluster[name].story.state is not WorkerState.LOST), None)
 
     # Small steps
 
@@ -460,7 +549,7 @@ class Controller:
         found = self._requests.get(request)
         return found if found is not None and found.attempt == attempt else None
 
-    def _send(self, request: Request, leg: Leg, out: list[do.Command]) -> None:
+    def _send(self, request: Request, leg: Leg, out: list[do.Command], trusted_until: float | None = None) -> None:
         request.out.append(leg)
         name, attempt = request.id, request.attempt
         if leg is Leg.WHOLE and request.decode is not None:
@@ -470,7 +559,15 @@ class Controller:
         if leg is Leg.PREFILL:
             out.append(do.SendPrefill(request=name, attempt=attempt, worker=prefill.worker))
         else:
-            out.append(do.SendDecode(request=name, attempt=attempt, worker=decode.worker, prefill_worker=prefill.worker))
+            out.append(
+                do.SendDecode(
+                    request=name,
+                    attempt=attempt,
+                    worker=decode.worker,
+                    prefill_worker=prefill.worker,
+                    trusted_until=trusted_until,
+                )
+            )
 
     def _cancel_legs(self, request: Request, out: list[do.Command]) -> None:
         out.extend(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg) for leg in request.out)
@@ -503,7 +600,7 @@ class Controller:
         request.story.move(RequestMove.RESUME)
         request.strikes += 1
         request.is_begun = True
-        request.expires = at + self._rules.request_timeout_s
+        request.expires = at + self.rules.request_timeout_s
         self._set_deadline(request, at)
         self._waiting.put_first(request)
 
@@ -546,12 +643,18 @@ class Controller:
         queued = sorted(request.id for request in self._waiting)
         waiting = sorted(r.id for r in self._requests.values() if r.story.state is RequestState.WAITING)
         _check(queued == waiting, f"queued {queued}, waiting {waiting}")
+        self._pairs.validate()
         self._handles.validate(current={(request.id, request.attempt) for request in self._requests.values()})
         for request in self._requests.values():
             _check(request.story.state not in ENDS, f"{request.id} has ended and is still here")
             held = [leg for leg in Leg if self.cluster.holds(self._key(request, leg))]
             reserved = [Leg.DECODE] if request.story.state is RequestState.PREFILLING else []
             _check(held == sorted([*request.out, *reserved], key=list(Leg).index), f"{request.id}: {held}, {request.out}")
+
+
+def _may_be_another(worker: Worker, facts: WorkerFacts) -> bool:
+    """It was away, and nothing tells whether the same engine is back: that its pairs still stand must be shown anew."""
+    return worker.story.state is WorkerState.LOST and not facts.incarnation and not facts.vouches
 
 
 def _both(request: Request) -> tuple[Incarnation, Incarnation]:

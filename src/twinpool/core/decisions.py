@@ -24,6 +24,8 @@ class Why(StrEnum):
     NO_PREFILL_WORKER = "no_prefill_worker"  # nobody reads prompts for others
     NO_DECODE_WORKER = "no_decode_worker"
     NO_PAIR = "no_pair"  # both are up, but no two of them speak the same handoff
+    PAIR_UNPROVED = "pair_unproved"  # two of them do, but no handoff between them has been seen to arrive
+    PAIR_ASIDE = "pair_aside"  # ... but handoffs between them went wrong, and none has arrived since
     HANDOFF_FAILED = "handoff_failed"  # it was tried, and did not work for this request
     N_CHOICES = "n_choices"  # several answers to one prompt: one handle serves one
     PROMPT_LIST = "prompt_list"  # several prompts in one request

@@ -46,6 +46,8 @@ class Failure(StrEnum):
     NO_HANDLE = "no_handle"  # a prefill answered without a handle
     RESTARTED = "restarted"  # another engine answers at the worker's address: what the old one did is gone
     HANDLE_REFUSED = "handle_refused"  # a decode said that the handle is spent, expired or not its own
+    SUSPECT = "suspect"  # the first token came so late that nobody can say what KV it was written from
+    MISCOUNTED = "miscounted"  # the two engines do not agree on how many tokens the prompt has
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +82,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     obstacle: str | None = None
     loras: tuple[str, ...] = ()  # those of `models` that are adapters on another
     kv_capacity_tokens: int | None = None
+    block_tokens: int | None = None  # KV is handed over in whole blocks
+    kv_token_bytes: int | None = None  # over all its devices, within a thousandth
     budget_tokens: int | None = None
     kind: str = ""  # embedded, vllm, sglang, llama.cpp, openai
     version: str | None = None
@@ -93,6 +97,7 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     worker: str
     incarnation: str
     lease_s: float | None = None
+    vouches: bool = False
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

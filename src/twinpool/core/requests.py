@@ -19,6 +19,7 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     attempt: int = 0
     strikes: int = 0
     failed_handoffs: int = 0
+    counted_tokens: int | None = None  # of the prompt, by the engine that prefilled it in this attempt
     avoid: frozenset[str] = frozenset()
     prefill: Incarnation | None = None
     decode: Incarnation | None = None  # also the one worker of a whole leg

@@ -8,6 +8,7 @@ import msgspec
 
 from twinpool.core.model import Dialect
 from twinpool.engines.asking import ProbeError
+from twinpool.engines.metrics import EngineMetrics
 
 Ask = Callable[[str], Awaitable[bytes | None]]
 """One page of the engine by its path; None where it has no such page."""
@@ -46,10 +47,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     serves_whole: bool = True
     block_tokens: int | None = None
     cache_dtype: str | None = None
+    kv_layout: str | None = None
+    kv_token_bytes: int | None = None
     dtype: str | None = None
     kv_capacity_tokens: int | None = None
     budget_tokens: int | None = None
     tensor_parallel: int | None = None
+    metrics: EngineMetrics | None = None  # where the probe read them
 
     @property
     def engine(self) -> str:

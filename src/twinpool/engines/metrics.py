@@ -25,7 +25,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     `expired_handles` and `late_notifications` are the prefill side's: leases that ran out, and reads that came after. Bytes,
     seconds and `handoffs` are the reading side's. `incarnation` is "" where the page does not tell one life of the engine from
-    another. `connector` is what the series show to be configured.
+    another. `connector` is what the series show to be configured. KV is
+    moved in whole blocks of `block_tokens`; `kv_token_bytes` is the size of one token's on one device of the engine, within a
+    thousandth.
     """
 
     incarnation: str = ""
@@ -47,6 +49,8 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int | None = None
     kv_capacity_tokens: int | None = None
     cache_dtype: str | None = None
+    kv_layout: str | None = None
+    kv_token_bytes: int | None = None
     is_vllm: bool = False
 
 
@@ -185,12 +189,16 @@ def _add_cache(cache: dict[str, Any], line: bytes) -> None:
     labels = {name: value.decode("utf-8", "replace") for name, value in _LABEL.findall(match[1] or b"" if match else b"")}
     block, blocks = _count(labels.get(b"block_size")), _count(labels.get(b"num_gpu_blocks"))
     tokens = _count(labels.get(b"kv_cache_size_tokens")) or (block * blocks if block and blocks else None)
+    size = _count(labels.get(b"kv_cache_memory_bytes"))
     if block:
         cache["block_tokens"] = block
+    if size and tokens:
+        cache["kv_token_bytes"] = size // tokens
     if tokens:
         cache["kv_capacity_tokens"] = cache.get("kv_capacity_tokens", 0) + tokens
-    if labels.get(b"cache_dtype"):
-        cache["cache_dtype"] = labels[b"cache_dtype"]
+    for field, label in ((b"cache_dtype", "cache_dtype"), (b"kv_cache_layout", "kv_layout")):
+        if labels.get(field, "None") != "None":
+            cache[label] = labels[field]
 
 
 def _count(text: str | None) -> int | None:

@@ -49,7 +49,8 @@ _PASSED_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 class Gateway:
-    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop."""
+    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop. `engine_key` is for
+    engines that join over the admin port."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Gateway:
         *,
         api_keys: frozenset[str] = frozenset(),
         admin_token: str | None = None,
+        engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
     ) -> None:
@@ -76,7 +78,8 @@ class Gateway:
         )
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
-        self._admin = Admin(self._driver, self._members, admin_token, lambda: self.url)
+        self._pool.on_idle_lost = self._members.connection_lost
+        self._admin = Admin(self._driver, self._members, admin_token, engine_key, lambda: self.url)
         self._has_admin_token = admin_token is not None
         self._server: Server | None = None
         self._admin_runner: web.AppRunner | None = None
@@ -237,16 +240,18 @@ class Gateway:
         models = self._members.models()
         if not models:
             raise UnavailableError("no worker is up", retry_after_s=2)
-        return msgspec.json.encode({"object": "list", "data": [_model_object(model) for model in models]})
+        return msgspec.json.encode({"object": "list", "data": [self._model_object(model) for model in models]})
 
     def _model(self, name: str) -> bytes:
         if name not in self._members.models():
             raise NotFoundError(f"the model {name!r} does not exist here", Reason.MODEL_NOT_FOUND, param="model")
-        return msgspec.json.encode(_model_object(name))
+        return msgspec.json.encode(self._model_object(name))
 
-
-def _model_object(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool"}
+    def _model_object(self, name: str) -> dict[str, Any]:
+        """As vLLM shows it: adapters name the model they stand on."""
+        parent = self._members.parent(name)
+        adapter = {} if parent is None else {"parent": parent}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool", **adapter}
 
 
 def _connections_possible() -> int:

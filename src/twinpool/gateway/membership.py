@@ -14,6 +14,7 @@ import aiohttp
 
 from twinpool.config import Declared, Server, Timeouts
 from twinpool.core import events as on
+from twinpool.core.cluster import Worker
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
 from twinpool.engines.facts import facts_of
@@ -22,7 +23,9 @@ from twinpool.engines.probe import Identity, Kind, ProbeError, Trouble, probe
 from twinpool.errors import UserError
 from twinpool.gateway.driver import Driver
 from twinpool.http1 import Origin
+from twinpool.measure.leaks import LeakWatch
 
+_LEAK_SETTLE_S = 60.0  # twice the lease of a stock vLLM: others may hold handles there too
 _SILENT_PROBES = 3  # a worker under full load may be late for one or two
 _FIRST_PROBES_S = 0.1  # while it is not up: it was just started, and someone waits
 
@@ -50,6 +53,8 @@ class Member:
         self.kind: Kind | None = None
         self.trouble: str | None = "not probed yet"
         self.trouble_kind: Trouble | None = None
+        self.warning: str | None = None  # it is up, and something is wrong with it all the same
+        self.leaks = LeakWatch(_LEAK_SETTLE_S)
         self.failures = 0
         self.nudge = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -80,6 +85,7 @@ class Membership:
         self._members: dict[str, Member] = {}
         self._session: aiohttp.ClientSession | None = None
         driver.probe_now = self.probe_now
+        driver.scrape = self.scrape
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -89,9 +95,17 @@ class Membership:
 
     def models(self) -> list[str]:
         """What workers that are up serve, each once."""
-        cluster = self._driver.controller.cluster
-        served = (model for w in cluster if w.story.state is not WorkerState.LOST for model in w.facts.models)
-        return list(dict.fromkeys(served))
+        return list(dict.fromkeys(model for worker in self._up() for model in worker.facts.models))
+
+    def parent(self, model: str) -> str | None:
+        """The model that this adapter stands on, where it is one."""
+        for worker in self._up():
+            if model in worker.facts.loras:
+                return next((base for base in worker.facts.models if base not in worker.facts.loras), None)
+        return None
+
+    def _up(self) -> Iterator[Worker]:
+        return (worker for worker in self._driver.controller.cluster if worker.story.state is not WorkerState.LOST)
 
     def attach(self, member: Member) -> None:
         """Know this worker, and probe it until it is up. The same id at another address takes the old one's place."""
@@ -108,6 +122,7 @@ class Membership:
         member = self._members.pop(worker, None)
         if member is not None and member.task is not None:
             member.task.cancel()
+        self._driver.histories.forget(worker)
         self._driver.feed(on.WorkerRemoved(at=monotonic(), worker=worker))
         self._on_change()
 
@@ -121,6 +136,13 @@ class Membership:
         """The worker's own counts now; raises `ProbeError` where they cannot be had, `KeyError` for an unknown worker."""
         member = self._members[worker]
         return await scrape(self._http(), member.url, self._timeout_s, member.headers)
+
+    def connection_lost(self, origin: Origin) -> None:
+        """An engine closed a connection that rested: it may have restarted, which is looked at now."""
+        for member in self._members.values():
+            if member.origin == origin:
+                self._driver.histories.was_away(member.worker, monotonic())
+                member.nudge.set()
 
     def probe_now(self, worker: str) -> None:
         member = self._members.get(worker)
@@ -156,12 +178,35 @@ class Membership:
             identity = await probe(self._http(), member.url, self._timeout_s, headers=member.headers, expected=member.kind)
         except ProbeError as error:
             member.failures += 1
+            self._driver.histories.was_away(member.worker, monotonic())
             is_certain = error.trouble in (Trouble.UNREACHABLE, Trouble.AUTH)
             if is_certain or member.failures >= _SILENT_PROBES or member.trouble is not None:
                 self._lost(member, str(error), error.trouble)
             return
         member.failures = 0
         self._found(member, identity)
+        if identity.metrics is not None:
+            self._driver.histories.note(member.worker, monotonic(), identity.metrics)
+            self._look_for_leaks(member, identity.metrics)
+
+    def _look_for_leaks(self, member: Member, metrics: EngineMetrics) -> None:
+        """An engine that has lost KV gets nothing new, where another can do its work: only a restart gives it back."""
+        controller = self._driver.controller
+        worker = controller.cluster.get(member.worker)
+        if worker is None:
+            return
+        is_idle = not (metrics.running or metrics.waiting or worker.sequences or controller.holds_handles(member.worker))
+        suspected = member.leaks.look(monotonic(), is_idle=is_idle, kv_usage_ratio=metrics.kv_usage_ratio)
+        if not suspected:
+            member.warning = None
+            return
+        if member.warning is None:
+            used = metrics.kv_usage_ratio or 0.0
+            member.warning = f"{used:.0%} of its KV is in use while nothing runs there: restart it"
+            others = [w for w in controller.cluster if w is not worker and w.story.state is WorkerState.READY]
+            if any(set(worker.facts.models) <= set(other.facts.models) for other in others):
+                self._driver.feed(on.DrainAsked(at=monotonic(), worker=member.worker))
+            self._on_change()
 
     def _found(self, member: Member, identity: Identity) -> None:
         known = self._driver.controller.cluster.get(member.worker)

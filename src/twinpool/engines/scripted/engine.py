@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from twinpool.engines.scripted import metrics, remote
+from twinpool.engines.scripted import metrics, pages, remote
 from twinpool.engines.scripted.ledger import Ledger
 from twinpool.engines.scripted.script import Recorded, Script, error_envelope
 from twinpool.engines.scripted.serving import serve_completion
@@ -44,6 +44,7 @@ class ScriptedEngine:
         self.host = host
         self.port = port
         self.incarnation = 0
+        self.started_s = 0.0
         self.recorded: list[Recorded] = []
         """Completion requests, in the order they came; over all incarnations."""
         self.peak_running = 0
@@ -60,6 +61,10 @@ class ScriptedEngine:
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
         self.pulled_tokens = 0
+        self.pulls = 0
+        self.pulled_bytes = 0
+        self.pulled_s = 0.0
+        self.seen_prompts: set[str] = set()
         self.failed_transfers = 0
         self._ids = 0
 
@@ -88,6 +93,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Listen, on the same port as before; a new incarnation, which knows no handle of the one before."""
         self.incarnation += 1
+        self.started_s = self.incarnation + monotonic() % 1  # no other life of an engine at this address has the same
         self._reset_counts()
         self._pool = Pool()
         self._server = await serve(self._handle, host=self.host, port=self.port, limits=Limits(max_body_bytes=64 << 20))
@@ -180,7 +186,8 @@ class ScriptedEngine:
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         key = self.script.api_key
-        if key is not None and request.header(b"authorization") != f"Bearer {key}".encode():
+        has_key = key is None or request.header(b"authorization") == f"Bearer {key}".encode()
+        if not has_key and request.path != "/kv/pull":  # engines pull over a side channel, which knows no keys
             self._send(responder, 401, error_envelope(401, "Unauthorized", "AuthenticationError"))
         elif request.path in _COMPLETIONS and request.method == "POST":
             await self._complete(request, responder)
@@ -278,33 +285,23 @@ class ScriptedEngine:
                 recorded.was_aborted = True
                 task.cancel()
 
-    def _identity(self) -> dict[str, Any]:
-        script = self.script
-        return {
-            "kind": "twinpool-worker",
-            "engine": "scripted",
-            "engine_version": "1",
-            "incarnation": self.ledger.engine_id,
-            "model": script.models[0],
-            "context_tokens": script.max_model_tokens,
-            "slots": script.slots,
-            "lease_s": script.lease_s * script.time_scale,
-        }
-
     def _send_page(self, request: Request, responder: Responder) -> None:
         self.pages[request.path] += 1
         match request.path:
             case "/health":
                 responder.send(self.script.health_status, [], b"")
             case "/v1/models":
-                models = [{"id": model, "object": "model", "owned_by": "scripted"} for model in self.script.models]
-                self._send(responder, 200, {"object": "list", "data": models})
-            case "/metrics":
+                self._send(responder, 200, pages.models(self.script))
+            case "/metrics" if self.script.kind in ("vllm", "sglang"):
                 responder.send(200, [(b"content-type", b"text/plain; version=0.0.4")], metrics.render(self))
-            case "/version":
-                self._send(responder, 200, {"version": "0.32.0+scripted"})
+            case "/version" if self.script.kind == "vllm":
+                self._send(responder, 200, {"version": self.script.version})
+            case "/server_info" if self.script.kind == "sglang":
+                self._send(responder, 200, pages.server_info(self.script))
+            case "/props" if self.script.kind == "llama.cpp":
+                self._send(responder, 200, pages.props(self.script))
             case "/twinpool/identity" if self.script.is_embedded:
-                self._send(responder, 200, self._identity())
+                self._send(responder, 200, pages.identity(self.script, self.ledger.engine_id))
             case "/ledger":
                 self._send(responder, 200, self.ledger.report())
             case "/recorded":
