@@ -89,9 +89,11 @@ def _wake_on(*signals: signal.Signals) -> int:
 
 
 def _is_healthy(url: str) -> bool:
-    place = urlsplit(url)
+    key = os.environ.get("VLLM_API_KEY")  # not every engine answers without one, even to this
+    bearer = f"Authorization: Bearer {key}\r\n" if key else ""
     with suppress(OSError), _connect(url) as connection:
-        connection.sendall(f"GET /health HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n\r\n".encode())
+        head = f"GET /health HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n{bearer}Connection: close\r\n\r\n"
+        connection.sendall(head.encode())
         return connection.recv(64).split(b" ")[1:2] == [b"200"]
     return False
 
