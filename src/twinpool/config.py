@@ -82,6 +82,26 @@ class Server(_Section, frozen=True):
     drain_s: Seconds = 30.0  # how long running answers may go on once the gateway was told to stop
 
 
+class Ceilings(_Section, frozen=True):
+    """What one request may ask for, so that none can use up an engine alone. Over a ceiling it is refused with 400, field and
+    limit named; None is no ceiling. The size of a body is `server.max_body_bytes`."""
+
+    n: Count | None = 128  # OpenAI's own
+    best_of: Count | None = 128
+    logprobs: Count | None = 20  # for each token, as `top_logprobs` too: OpenAI's own, and vLLM's default
+    prompt_logprobs: Count | None = 20  # for each token of the prompt: without a ceiling, one long prompt ends an engine
+    max_tokens: Count | None = None  # the context ends it
+    temperature: Annotated[float, msgspec.Meta(gt=0)] | None = 100.0  # beyond, samplers divide by what they should not
+    stop_sequences: Count | None = 256  # each is looked for after every token
+    regex_bytes: Count | None = 4096  # compiled into an automaton, which can be exponentially larger
+    grammar_bytes: Count | None = 64 * 1024
+    schema_bytes: Count | None = 256 * 1024
+    schema_depth: Count | None = 64  # levels of a JSON schema, and of tools
+    choices: Count | None = 4096  # of a guided choice
+    logit_bias: Count | None = 4096  # entries
+    media_domains: tuple[str, ...] | None = None  # None: engines fetch what URLs say. []: data URLs only. Else these hosts too
+
+
 class Connector(StrEnum):
     """Through what an engine hands KV over: vLLM's `kv_connector`, which no route of it tells."""
 
@@ -150,6 +170,7 @@ class Config(_Section, frozen=True):
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
     timeouts: Timeouts = Timeouts()
+    limits: Ceilings = Ceilings()
     launch: Launch = Launch()
     journal: Kept = Kept()
     access_log: Kept = Kept()

@@ -30,11 +30,13 @@ from twinpool.errors import (
 from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.admin import Admin
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.ceilings import check_ceilings
 from twinpool.gateway.driver import Driver
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.metrics import Metrics
-from twinpool.gateway.openai import ROUTES, Endpoint, read_call
+from twinpool.gateway.openai import read_call
+from twinpool.gateway.routes import ROUTES, Endpoint, why_unsupported
 from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 
 _JSON = [(b"content-type", b"application/json")]
@@ -171,7 +173,7 @@ class Gateway:
         try:
             await self._route(request, responder, wire_id)
         except RequestError as error:
-            if request.path in ROUTES:
+            if request.path in ROUTES or why_unsupported(request.path) is not None:
                 self._metrics.turned_away()
             headers = [*_JSON, (b"x-request-id", wire_id)]
             if error.retry_after_s is not None:
@@ -185,6 +187,9 @@ class Gateway:
             self._authenticate(request)
             await self._serve_call(ROUTES[path], request, responder, wire_id)
             return
+        if (why := why_unsupported(path)) is not None:
+            self._authenticate(request)
+            raise NotFoundError(f"{path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":
@@ -205,7 +210,8 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body)
+        call = read_call(endpoint, request.body, self._members.only_model())
+        check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):
             if not self._members.models():
