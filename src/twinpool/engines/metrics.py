@@ -25,7 +25,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     `expired_handles` and `late_notifications` are the prefill side's: leases that ran out, and reads that came after. Bytes,
     seconds and `handoffs` are the reading side's. `incarnation` is "" where the page does not tell one life of the engine from
-    another. `connector` is what the series show to be configured.
+    another. `connector` is what the series show to be configured. KV is
+    moved in whole blocks of `block_tokens`; `kv_token_bytes` is the size of one token's on one device of the engine, within a
+    thousandth.
     """
 
     incarnation: str = ""
@@ -48,6 +50,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: int | None = None
     cache_dtype: str | None = None
     kv_layout: str | None = None
+    kv_token_bytes: int | None = None
     is_vllm: bool = False
 
 
@@ -186,8 +189,11 @@ def _add_cache(cache: dict[str, Any], line: bytes) -> None:
     labels = {name: value.decode("utf-8", "replace") for name, value in _LABEL.findall(match[1] or b"" if match else b"")}
     block, blocks = _count(labels.get(b"block_size")), _count(labels.get(b"num_gpu_blocks"))
     tokens = _count(labels.get(b"kv_cache_size_tokens")) or (block * blocks if block and blocks else None)
+    size = _count(labels.get(b"kv_cache_memory_bytes"))
     if block:
         cache["block_tokens"] = block
+    if size and tokens:
+        cache["kv_token_bytes"] = size // tokens
     if tokens:
         cache["kv_capacity_tokens"] = cache.get("kv_capacity_tokens", 0) + tokens
     for field, label in ((b"cache_dtype", "cache_dtype"), (b"kv_cache_layout", "kv_layout")):

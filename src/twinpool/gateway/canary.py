@@ -9,10 +9,11 @@ read the prompt again in silence: so D must also have computed one prompt token 
 """
 
 import asyncio
+import ipaddress
 import random
 from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -73,6 +74,10 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
+
+
+class _Reach(msgspec.Struct):
+    remote_host: Any = None
 
 
 class _Answer(msgspec.Struct):
@@ -138,6 +143,7 @@ class Canaries:
             handle = nixl.read_prefill_answer(first.body).handle
         except nixl.HandoffMissingError as missing:
             raise _FailedError(f"{missing}: is its connector set up?") from missing
+        _check_reach(handle, prefill.origin.host, decode.origin.host)
         second = await self._send("decode", decode, nixl.decode_body(fields, handle), _HANDSHAKE_S)
         took_s = monotonic() - granted
         self._check_lease(prefill.facts, took_s)
@@ -227,6 +233,22 @@ class Canaries:
             return await self._scrape(place.facts.worker)
         except (ProbeError, KeyError):
             return None
+
+
+def _check_reach(handle: msgspec.Raw, prefill: str, decode: str) -> None:
+    """A prefill engine that tells its peers to come to their own loopback: vLLM's default for its side channel."""
+    told = msgspec.json.decode(handle, type=_Reach).remote_host
+    if isinstance(told, str) and _is_loopback(told) and not _is_loopback(decode) and prefill != decode:
+        raise _FailedError(
+            f"prefill tells others to fetch its KV at {told}, which is their own machine: set VLLM_NIXL_SIDE_CHANNEL_HOST there"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read(answer: Response) -> _Answer:

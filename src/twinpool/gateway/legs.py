@@ -86,7 +86,7 @@ class Legs:
         # an engine that does not vouch for what it read does not know either what was cached where it was written
         mend = None if doubt is None else prefill_cached(request.cached_tokens)
         if not request.call.facts.stream:
-            answer = WholeAnswer(doubt, mend, None if doubt is None else request.prompt_tokens)
+            answer = WholeAnswer(doubt, mend, None if doubt is None else request.prompt_tokens or None)
         elif request.is_begun:
             answer, sent = self._continued(request)
             fields[CONTINUE_FIELD] = msgspec.json.encode({"text": sent.text})

@@ -97,6 +97,11 @@ class Membership:
         """What workers that are up serve, each once."""
         return list(dict.fromkeys(model for worker in self._up() for model in worker.facts.models))
 
+    def only_model(self) -> str | None:
+        """The model that is meant where none is named; None where there are several, or none."""
+        found = {model for worker in self._up() for model in worker.facts.models if model not in worker.facts.loras}
+        return found.pop() if len(found) == 1 else None
+
     def parent(self, model: str) -> str | None:
         """The model that this adapter stands on, where it is one."""
         for worker in self._up():

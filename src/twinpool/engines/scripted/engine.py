@@ -24,6 +24,11 @@ from twinpool.http1.responder import Responder
 from twinpool.http1.server import Server, serve
 
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_OTHERS = frozenset(
+    f"{prefix}/{name}"
+    for prefix in ("", "/v1")
+    for name in ("embeddings", "pooling", "classify", "rerank", "score", "tokenize", "detokenize")
+)
 _PULL_TIMEOUT_S = 10.0
 
 
@@ -62,6 +67,7 @@ class ScriptedEngine:
         self.generated_tokens = 0
         self.pulled_tokens = 0
         self.pulls = 0
+        self.pulled_bytes = 0
         self.pulled_s = 0.0
         self.seen_prompts: set[str] = set()
         self.failed_transfers = 0
@@ -190,6 +196,8 @@ class ScriptedEngine:
             self._send(responder, 401, error_envelope(401, "Unauthorized", "AuthenticationError"))
         elif request.path in _COMPLETIONS and request.method == "POST":
             await self._complete(request, responder)
+        elif request.path in _OTHERS and request.method == "POST":
+            self._echo(request, responder)
         elif request.path == "/kv/pull":
             await self._give(request, responder)
         elif request.path.startswith("/v1/kv/") and request.method == "DELETE" and self.script.is_embedded:
@@ -241,6 +249,12 @@ class ScriptedEngine:
         )
         self.recorded.append(recorded)
         return recorded
+
+    def _echo(self, request: Request, responder: Responder) -> None:
+        """What an engine makes of a request that decodes nothing is none of the tests' business: it says what it was asked."""
+        recorded = self._record(request)
+        recorded.status, recorded.finished_at = 200, monotonic()
+        self._send(responder, 200, {"object": "echo", "route": request.path, "asked": recorded.body})
 
     async def _give(self, request: Request, responder: Responder) -> None:
         """The prefill side of a pull."""

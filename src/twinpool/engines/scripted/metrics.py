@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from twinpool.engines.scripted.ledger import BLOCK_TOKENS
+
 if TYPE_CHECKING:
     from twinpool.engines.scripted.engine import ScriptedEngine
 
-_BLOCK_TOKENS = 16
 _KV_BLOCKS = 1024
 _FIRST_START_S = 1_700_000_000.0  # of the first incarnation, as its clock would have it
 
@@ -34,10 +35,12 @@ def true_values(engine: "ScriptedEngine") -> dict[str, float | None]:
     ledger = engine.ledger
     ledger.expire()
     report = ledger.report()
-    computed, pulled = engine.computed_prompt_tokens, engine.pulled_tokens
-    from_others = pulled - engine.pulls  # the last token of each prompt is computed here
-    cached = max(engine.prompt_tokens - computed - from_others, 0)
-    cache = f'block_size="{_BLOCK_TOKENS}",cache_dtype="{engine.script.cache_dtype}",num_gpu_blocks="{_KV_BLOCKS}"'
+    computed = engine.computed_prompt_tokens - engine.pulls  # vLLM counts a prompt that was handed over as handed over, whole
+    pulled = engine.pulled_tokens
+    cached = max(engine.prompt_tokens - computed - pulled, 0)
+    size = _KV_BLOCKS * BLOCK_TOKENS * engine.script.bytes_per_token
+    cache = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{_KV_BLOCKS}",kv_cache_memory_bytes="{size}"'
+    cache += f',cache_dtype="{engine.script.cache_dtype}"'
     values: dict[str, float | None] = {
         _PROCESS: _FIRST_START_S + engine.started_s,
         "vllm:num_requests_running": engine.running,
@@ -47,12 +50,12 @@ def true_values(engine: "ScriptedEngine") -> dict[str, float | None]:
         "vllm:prompt_tokens_total": engine.prompt_tokens,
         'vllm:prompt_tokens_by_source_total|source="local_compute"': computed,
         'vllm:prompt_tokens_by_source_total|source="local_cache_hit"': cached,
-        'vllm:prompt_tokens_by_source_total|source="external_kv_transfer"': from_others,
+        'vllm:prompt_tokens_by_source_total|source="external_kv_transfer"': pulled,
         "vllm:generation_tokens_total": engine.generated_tokens,
     }
     if engine.script.connector == "nixl":
         values |= {
-            "vllm:nixl_bytes_transferred_sum": pulled * engine.script.bytes_per_token,
+            "vllm:nixl_bytes_transferred_sum": engine.pulled_bytes,
             "vllm:nixl_bytes_transferred_count": engine.pulls,
             "vllm:nixl_xfer_time_seconds_sum": engine.pulled_s,
             "vllm:nixl_xfer_time_seconds_count": engine.pulls,

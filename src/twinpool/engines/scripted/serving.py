@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from twinpool.engines.scripted.answers import GARBAGE, Text, chat_logprobs, prompt_tokens, text_logprobs
+from twinpool.engines.scripted.ledger import BLOCK_TOKENS
 from twinpool.engines.scripted.request import Objection, understand
 from twinpool.engines.scripted.script import Default, End, Recorded, Reply, error_envelope
 from twinpool.http1.lost import UpstreamLost
@@ -161,6 +162,7 @@ class _Serving:
         self._pulled_tokens = tokens
         engine.pulled_tokens += tokens
         engine.pulls += 1
+        engine.pulled_bytes += -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * self._script.bytes_per_token
         engine.pulled_s += self._handoff_took_s
 
     def _handoff_headers(self) -> list[tuple[bytes, bytes]]:
