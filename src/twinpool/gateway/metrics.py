@@ -70,6 +70,7 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self._pair_changes = Counter("twinpool_pair_changes", "Pairs that were proved or set aside.", ["to"], registry=registry)
         self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
         self._gaps = _GapTotals()
         registry.register(self._gaps)
@@ -88,6 +89,9 @@ class Metrics:
     def canary_ended(self, event: HandoffProved | HandoffNotProved) -> None:
         outcome = "proved" if isinstance(event, HandoffProved) else "not_proved" if event.was_tried else "not_tried"
         self._canaries.labels(outcome).inc()
+
+    def pair_changed(self, state: PairState) -> None:
+        self._pair_changes.labels(state).inc()
 
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
