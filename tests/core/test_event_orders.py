@@ -484,6 +484,8 @@ NAMES = {
     "models": st.sampled_from([("m",), ()]),
     "attempt": st.integers(-1, 3),
     "at": st.floats(0, 100),
+    "canary": st.integers(0, 6),
+    "took_s": st.floats(0, 10),
     "slots": st.none() | st.integers(-1, 2),
     "prompt_chars": st.integers(0, 10_000),
     "prompt_tokens": st.integers(-1, 10_000),

@@ -82,12 +82,15 @@ def _handoff_arrived(books: Books, request: Request) -> None:
     """D has written from the KV; nothing, where one worker does all."""
     books.handles.spend((request.id, request.attempt))
     if request.prefill is not None and request.decode is not None:
-        books.pairs.arrived(request.prefill.worker, request.decode.worker)
+        due = books.pairs.arrived(request.prefill.worker, request.decode.worker)
+        if due is not None:
+            books.alarm(due)
 
 
 def _check_count(books: Books, request: Request, event: on.RequestFinished, prompt_tokens: int, out: list[do.Command]) -> None:
     """Two engines that make other tokens of one prompt must not hand over; this client has its answer already."""
-    if request.counted_tokens in (None, 0, prompt_tokens) or request.is_begun or request.prefill is None:
+    was_told = request.counted_tokens and prompt_tokens  # an engine without usage has counted nothing
+    if not was_told or request.counted_tokens == prompt_tokens or request.is_begun or request.prefill is None:
         return
     prefill, decode = request.engines()
     if not (prefill.vouches and decode.vouches):

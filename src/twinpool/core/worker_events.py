@@ -94,6 +94,7 @@ def role_asked(books: Books, event: on.RoleAsked, out: list[do.Command]) -> None
         return
     worker.role = event.role
     out.append(do.RecordRole(worker=event.worker, role=event.role, reason="manual"))
+    books.pairs.take_roles(worker, event.at)
     send_canaries(books, event.at, out)
     dispatch(books, event.at, out)
 
