@@ -104,6 +104,9 @@ class World(RuleBasedStateMachine):
             assert request in self.requests, f"a leg of {request} runs on after its end"
         assert not any(held.state is HandleState.HELD for held in self.handles.values()), "KV is parked"
 
+    def _RecordPair(self, command: do.RecordPair) -> None:  # noqa: N802 - named after the command
+        assert {command.prefill, command.decode} <= self.engines.keys()
+
     def _RecordDecision(self, command: do.RecordDecision) -> None:  # noqa: N802 - named after the command
         assert command.request in self.requests
         if command.decision.choice not in (Choice.WAIT, Choice.REFUSE):

@@ -199,7 +199,7 @@ def test_the_worker_with_the_fewest_partners_comes_first() -> None:
     (number, first), *_ = flown(stage.commands[-1])
     assert first.startswith("p2>")
     stage.joins(fixed("p3"))
-    flights = dict((pair, n) for n, pair in flown(stage.commands[-1])) | {first: number}
+    flights = {pair: n for n, pair in flown(stage.commands[-1])} | {first: number}
     assert Counter(pair[:2] for pair in flights) == {"p2": 1, "p3": 1}
 
 
