@@ -77,7 +77,7 @@ def prompt(tokens: int = 100, *, model: str = "m", sequences: int = 1, obstacle:
 
 
 class Stage:
-    """`at` is the time of the next event. What each telling returns are the commands, without the records of decisions and pairs."""
+    """`at` is the time of the next event. What each telling returns are the commands, without their records."""
 
     def __init__(self, *workers: WorkerFacts, rules: Routing | None = None) -> None:
         self.controller = build_controller(rules or Routing())
