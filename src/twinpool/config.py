@@ -48,6 +48,9 @@ class Routing(_Section, frozen=True):
     pause_s: Seconds = (
         1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
     )
+    # A pair whose canary moves KV more slowly is said to be slow: it goes another way than was meant. 0 is none. None: what the
+    # devices of engines started here lead one to expect, and none for those that run already.
+    handoff_floor_gb_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_pause_s: Seconds = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
 
 
@@ -143,6 +146,16 @@ class Attached(Declared, frozen=True, kw_only=True):
     api_key_file: str | None = None
 
 
+class Launch(_Section, frozen=True):
+    """vLLM engines that are started here, ``serve --engine vllm``. None: by whether they compute on GPUs or on the CPU."""
+
+    max_num_batched_tokens: Count | None = None  # 2,048 on GPUs, 256 on the CPU: every running answer waits for a step to end
+    max_num_seqs: Count | None = None  # 256 on GPUs, which is vLLM's own default, 16 on the CPU
+    port: Count = 8100  # of the first engine; the next free ones are for the others
+    side_channel_port: Count = 5600  # the same for NIXL's handshake; vLLM's own default, which all engines would take
+    start_s: Seconds = 1800.0  # hundreds of GB from a slow disk, then compiling
+
+
 class Kept(_Section, frozen=True):
     """How much is kept of a record that grows with every request."""
 
@@ -158,6 +171,7 @@ class Config(_Section, frozen=True):
     routing: Routing = Routing()
     timeouts: Timeouts = Timeouts()
     limits: Ceilings = Ceilings()
+    launch: Launch = Launch()
     journal: Kept = Kept()
     access_log: Kept = Kept()
     workers: tuple[Attached, ...] = ()
