@@ -193,7 +193,7 @@ class Gateway:
             return
         if (why := why_unsupported(path)) is not None:
             self._authenticate(request)
-            raise NotFoundError(f"{path} is not served here: {why}", Reason.UNSUPPORTED)
+            raise NotFoundError(f"the route {path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":

@@ -29,6 +29,15 @@ class Metrics:
         self._requests = Counter(
             "twinpool_requests", "Requests that ended, by path and outcome.", ["path", "outcome"], registry=registry
         )
+        self._sequences = Counter(
+            "twinpool_sequences", "Answers asked for: a request for n of them counts n.", ["path"], registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "twinpool_prompt_tokens",
+            "Prompt tokens of whole answers as engines counted them, each prompt once, however many engines had it.",
+            ["path"],
+            registry=registry,
+        )
         self._ttft = Histogram(
             "twinpool_ttft_seconds",
             "Arrival to first token with content; streamed answers only.",
@@ -104,8 +113,10 @@ class Metrics:
         """One terminal outcome for each client request. What the client saw of a stream counts however it ended: those that
         break or are left are not the fast ones. The time of a whole answer is told of whole answers alone."""
         self._requests.labels(request.path, outcome).inc()
+        self._sequences.labels(request.path).inc(request.call.facts.sequences)
         if outcome == "ok":
             self._e2e.observe(timeline.e2e_s)
+            self._prompt_tokens.labels(request.path).inc(request.prompt_tokens or 0)
         if timeline.handoff_s is not None:
             self._handoff_s.observe(timeline.handoff_s)
         if request.handoff.moved_bytes is not None:
