@@ -132,7 +132,8 @@ def plan_vllm(machine: Machine, devices: Devices, fabric: Fabric, wish: Wish) ->
         _engine(common, name, role, ports, place, may_swap=len(set(ranks)) == 1)
         for (name, role), ports, place in zip(named, wish.ports, places, strict=True)
     )
-    return VllmPlan(engines, fabric, gateway_cores, (*_notes(devices, sum(ranks), common), *fabric.notes), fabric.warnings)
+    notes = (*_notes(devices, sum(ranks), common), *fabric.notes)
+    return VllmPlan(engines, fabric, gateway_cores, notes, (*fabric.warnings, *_expected_efa(fabric, wish)))
 
 
 def side_channel_host(fabric: Fabric, host: str | None, address: str | None) -> str:
@@ -324,6 +325,13 @@ def _option(words: tuple[str, ...], name: str) -> str | None:
 
 def _is_set(wish: Wish, name: str) -> bool:
     return name.startswith(_TUNING) and name in (wish.environment or {})
+
+
+def _expected_efa(fabric: Fabric, wish: Wish) -> tuple[str, ...]:
+    """Images for EFA set this; on a machine or in a container without the cards nothing else would tell."""
+    if (wish.environment or {}).get("FI_PROVIDER") != "efa" or fabric.over == "EFA":
+        return ()
+    return (f"the environment says FI_PROVIDER=efa, but KV will go over {fabric.over}: no EFA device is used",)
 
 
 def _notes(devices: Devices, used: int, common: _Common) -> list[str]:
