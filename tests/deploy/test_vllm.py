@@ -168,7 +168,9 @@ def test_too_little_memory_is_said_before_anything_is_started() -> None:
 
 
 def test_too_few_or_too_small_gpus_are_said_before_anything_is_started() -> None:
-    with pytest.raises(UserError, match=r"2 vLLM engines take 8 GPUs, this machine has 4: .*--tensor-parallel"):
+    with pytest.raises(
+        UserError, match=r"2 vLLM engines take 8 GPUs, this machine has 4: .*--colocated-workers.*--tensor-parallel"
+    ):
         plan(gpus(4), tensor_parallel=4)
     big = 140_000_000_000
     with pytest.raises(UserError, match="140 GB of weights for each GPU of 80 GB"):
