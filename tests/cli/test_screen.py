@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 from twinpool.cli.screen import FirstScreen, core_list, curl, show_first_screen, show_status
+from twinpool.deploy.devices import Devices
+from twinpool.deploy.fabric import choose_fabric
 
 
 def worker(name: str, **other: Any) -> dict[str, Any]:
@@ -86,6 +88,25 @@ def test_status_shows_what_one_looks_for() -> None:
         assert part in text, text
     assert text.index("prefill-0") < text.index("decode-0")
     assert "spent" not in text
+
+
+def test_the_first_screen_says_how_kv_goes_and_what_must_not_be_overlooked() -> None:
+    fabric = choose_fabric(Devices(efa=("rdmap79s0",)))
+    console = Console(width=200, record=True, file=StringIO())
+    screen = FirstScreen(
+        1.0,
+        "http://127.0.0.1:8001",
+        places={"prefill-0": "GPU 0"},
+        places_title="Where",
+        warnings=("no EFA in sight",),
+        fabric=fabric,
+        handoff_floor_gb_s=fabric.handoff_floor_gb_s,
+    )
+    show_first_screen(console, state(worker("prefill-0"), worker("decode-0")), screen)
+    text = console.export_text()
+    for part in ("LIBFABRIC backend over EFA: 1 EFA device", "under 2 GB/s it counts as slow", "Where", "GPU 0", "any"):
+        assert part in text, text
+    assert "Warning: no EFA in sight" in text
 
 
 def test_the_first_screen_names_what_is_down() -> None:
