@@ -77,7 +77,7 @@ def prompt(tokens: int = 100, *, model: str = "m", sequences: int = 1, obstacle:
 
 
 class Stage:
-    """`at` is the time of the next event. What each telling returns are the commands, without the decisions' records."""
+    """`at` is the time of the next event. What each telling returns are the commands, without their records."""
 
     def __init__(self, *workers: WorkerFacts, rules: Routing | None = None) -> None:
         self.controller = build_controller(rules or Routing())
@@ -85,6 +85,7 @@ class Stage:
         self.events: list[on.Event] = []
         self.commands: list[list[do.Command]] = []
         self.decisions: list[Decision] = []
+        self.pair_news: list[do.RecordPair] = []
         self._attempts: dict[str, int] = {}
         for facts in workers:
             self.joins(facts)
@@ -100,6 +101,8 @@ class Stage:
         for command in commands:
             if isinstance(command, do.RecordDecision):
                 self.decisions.append(command.decision)
+            elif isinstance(command, do.RecordPair):
+                self.pair_news.append(command)
             else:
                 acts.append(command)
             if isinstance(command, do.SendPrefill | do.SendDecode | do.SendWhole):

@@ -127,6 +127,9 @@ class World(RuleBasedStateMachine):
             assert request in self.requests, f"a leg of {request} runs on after its end"
         assert not any(held.state is HandleState.HELD for held in self.handles.values()), "KV is parked"
 
+    def _RecordPair(self, command: do.RecordPair) -> None:  # noqa: N802 - named after the command
+        assert {command.prefill, command.decode} <= self.engines.keys()
+
     def _RecordDecision(self, command: do.RecordDecision) -> None:  # noqa: N802 - named after the command
         assert command.request in self.requests
         if command.decision.choice not in (Choice.WAIT, Choice.REFUSE):
@@ -504,7 +507,7 @@ class World(RuleBasedStateMachine):
                 self.restart(engine)
             case "lost":
                 engine.is_lost = engine.is_known
-                self.tell(on.WorkerLost(at=self.now, worker=name, reason="no answer"))
+                self.tell(on.WorkerLost(at=self.now, worker=name, reason="no answer", is_gone=pick % 2 == 0))
             case "removed":
                 engine.is_known = engine.is_lost = False
                 self.forget_pairs(name)
@@ -657,7 +660,7 @@ def test_nonsense_never_raises_and_never_unbalances_the_books(events: list[on.Ev
             if isinstance(command, do.SendPrefill | do.SendDecode | do.SendWhole):
                 assert command.request in live
         for name in list(live):
-            if name not in controller._requests:
+            if not controller.is_live(name):
                 assert isinstance(event, on.ClientLeft | on.RequestFinished)
                 live.remove(name)
         assert controller.live_requests == len(live)

@@ -68,6 +68,12 @@ def test_what_cannot_be_asked_is_declared() -> None:
     assert ("dtype", "bfloat16") in known.fingerprint
 
 
+def test_the_size_of_a_token_is_that_on_all_devices() -> None:
+    shard = Identity(kind=Kind.VLLM, models=("m",), connector="nixl", block_tokens=16, kv_token_bytes=1000)
+    known = facts(shard, tensor_parallel=4)
+    assert (known.block_tokens, known.kv_token_bytes) == (16, 4000)
+
+
 def test_half_a_role_is_half_a_worker() -> None:
     producer = facts(kv_role=KvRole.PRODUCER)
     assert (producer.reads_handoffs, producer.gives_handoffs) == (False, True)

@@ -179,4 +179,5 @@ def test_a_real_page() -> None:
         block_tokens=128,
         kv_capacity_tokens=93_184,
         cache_dtype="auto",
+        kv_token_bytes=23_045,
     )

@@ -363,7 +363,14 @@ async def house(
             }
             journal = Path(folder, "journal")
             access_log = journal.with_name("access.log") if kept else None
-            gateway = Gateway(config, api_keys=api_keys, admin_token=admin_token, journal=journal, access_log=access_log)
+            gateway = Gateway(
+                config,
+                api_keys=api_keys,
+                admin_token=admin_token,
+                engine_key=engine_key,
+                journal=journal,
+                access_log=access_log,
+            )
             h = House(gateway, *pools.values(), journal, session, failures)
             try:
                 await gateway.start()

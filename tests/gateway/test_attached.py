@@ -7,7 +7,7 @@ from tests.gateway.house import CHAT, COMPLETIONS, House, chat, house, told, unt
 
 from twinpool.config import Connector, Declared, KvRole
 from twinpool.core.model import Dialect
-from twinpool.engines.scripted import Script
+from twinpool.engines.scripted import Script, ScriptedEngine
 
 
 def facts(h: House, worker: str):
@@ -153,7 +153,24 @@ async def test_a_key_is_in_no_record_of_ours() -> None:
         assert b"W-secret" not in h.journal.read_bytes()
 
 
+async def test_an_engine_that_joins_over_the_admin_port_is_declared_there_and_gets_the_key_of_all() -> None:
+    async with house(colocated=1, is_stock=True, engine_key="W") as h, ScriptedEngine(Script(api_key="W")) as late:
+        new = {"id": "late", "url": late.url, "role": "decode", "kv_role": "kv_consumer", "lease_s": 6}
+        assert (await h.ask(f"{h.admin_url}/admin/workers", new)).status == 201
+        await h.up("late")
+        shown = await state(h, "late")
+        assert (shown["state"], shown["lease_s"], shown["kv_role"]) == ("ready", 6.0, "kv_consumer")
+        await h.ask(f"{h.admin_url}/admin/workers/late", method="DELETE")
+
+
 async def test_a_flag_that_forbids_reading_shows() -> None:
     async with house(prefill=1, is_stock=True, declared=Declared(kv_role=KvRole.PRODUCER)) as h:
         assert not facts(h, "p0").reads_handoffs
         assert (await state(h, "p0"))["kv_role"] == "kv_producer"
+
+
+async def test_two_engines_that_do_not_fit_serve_colocated_and_the_difference_is_named() -> None:
+    async with house(prefill=Script(cache_dtype="fp8"), decode=1, is_stock=True) as h:
+        assert (await h.chat()).headers["x-twinpool-path"] == "colocated"
+        found = (await h.get(f"{h.admin_url}/admin/state")).json()["incompatible"]
+        assert found == [{"prefill": "p0", "decode": "d0", "why": "cache dtype: p0 has fp8, d0 has auto"}]

@@ -83,6 +83,8 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     obstacle: str | None = None
     loras: tuple[str, ...] = ()  # those of `models` that are adapters on another
     kv_capacity_tokens: int | None = None
+    block_tokens: int | None = None  # KV is handed over in whole blocks
+    kv_token_bytes: int | None = None  # over all its devices, within a thousandth
     budget_tokens: int | None = None
     kind: str = ""  # embedded, vllm, sglang, llama.cpp, openai
     version: str | None = None

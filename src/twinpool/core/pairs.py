@@ -49,6 +49,7 @@ class Pair(msgspec.Struct, eq=False, omit_defaults=True):
     proved_at: float = 0.0
     is_used: bool = False  # since its last canary
     bytes_per_s: float | None = None  # as its last canary moved, where the engine tells
+    is_slow: bool = False  # slower than the floor
 
     @property
     def state(self) -> PairState:
@@ -76,6 +77,7 @@ class Pairs:
         self._canaries = record.canaries  # so far; numbers the next
         under_way = sorted((pair.canary, pair) for pair in record.pairs if pair.canary)
         self._running = dict(under_way)
+        self._news: list[Pair] = []  # within one event
 
     def remember(self) -> PairsRecord:
         return PairsRecord(list(self._pairs.values()), self._canaries)
@@ -178,8 +180,8 @@ class Pairs:
         pair.trouble = ""
         pair.struck_by = ()
         pair.proved_at = at
-        pair.bytes_per_s = bytes_per_s
         pair.due = None if pair.is_vouched else at + self._rules.canary_idle_s
+        self._measured(pair, bytes_per_s)
         self._move(pair, PairMove.PROVE)
         return True
 
@@ -216,11 +218,33 @@ class Pairs:
         pair.trouble = why
         self._move(pair, PairMove.DOUBT)
 
+    def _measured(self, pair: Pair, bytes_per_s: float | None) -> None:
+        if bytes_per_s is None:
+            return  # it moved among others, or its engine does not tell
+        floor = self._rules.handoff_floor_gb_s
+        is_slow = floor is not None and bytes_per_s < floor * 1e9
+        if is_slow is not pair.is_slow:
+            self._tell(pair)
+        pair.bytes_per_s = bytes_per_s
+        pair.is_slow = is_slow
+
+    def take_news(self) -> list[Pair]:
+        """The pairs that stand otherwise than when this was last asked."""
+        news, self._news = self._news, []
+        return news
+
+    def _tell(self, pair: Pair) -> None:
+        if pair not in self._news:
+            self._news.append(pair)
+
     def _move(self, pair: Pair, move: PairMove) -> None:
+        before = pair.state
         self._count(pair, -1)
         pair.story.move(move)
         self._count(pair, +1)
         self._cluster[pair.prefill].partners[pair.decode] = pair.state
+        if pair.state is not before:
+            self._tell(pair)
 
     def _count(self, pair: Pair, change: int) -> None:
         if pair.state is PairState.PROVED:

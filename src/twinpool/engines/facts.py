@@ -27,6 +27,7 @@ def facts_of(
         kv_role = None if connector is Connector.NONE else declared.kv_role
         obstacle = _vllm_obstacle(connector, declared, allowed_roles)
         dialect = Dialect.NIXL if obstacle is None else None
+    tensor_parallel = declared.tensor_parallel or identity.tensor_parallel or 1
     return WorkerFacts(
         worker=worker,
         url=url,
@@ -52,8 +53,10 @@ def facts_of(
         serves_whole=identity.serves_whole,
         continues=identity.continues,
         fingerprint=_fingerprint(identity, declared),
-        tensor_parallel=declared.tensor_parallel or identity.tensor_parallel or 1,
+        tensor_parallel=tensor_parallel,
         kv_capacity_tokens=identity.kv_capacity_tokens,
+        block_tokens=identity.block_tokens,
+        kv_token_bytes=_all_shards(identity, tensor_parallel),
         budget_tokens=identity.budget_tokens if declared.budget_tokens is None else declared.budget_tokens,
     )
 
@@ -87,6 +90,10 @@ def _vllm_obstacle(connector: Connector, declared: Declared, allowed_roles: tupl
     if set(allowed_roles) == {Role.COLOCATED}:
         return "it is attached as colocated and shows no connector"
     return "its metrics show no connector: launch vLLM with --kv-transfer-config and NixlConnector"
+
+
+def _all_shards(identity: Identity, tensor_parallel: int) -> int | None:
+    return None if identity.kv_token_bytes is None else identity.kv_token_bytes * tensor_parallel
 
 
 def _fingerprint(identity: Identity, declared: Declared) -> tuple[tuple[str, str], ...]:

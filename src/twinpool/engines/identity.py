@@ -48,6 +48,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int | None = None
     cache_dtype: str | None = None
     kv_layout: str | None = None
+    kv_token_bytes: int | None = None
     dtype: str | None = None
     kv_capacity_tokens: int | None = None
     budget_tokens: int | None = None

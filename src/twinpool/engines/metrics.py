@@ -25,7 +25,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     `expired_handles` and `late_notifications` are the prefill side's: leases that ran out, and reads that came after. Bytes,
     seconds and `handoffs` are the reading side's. `incarnation` is "" where the page does not tell one life of the engine from
-    another. `connector` is what the series show to be configured.
+    another. `connector` is what the series show to be configured. KV is
+    moved in whole blocks of `block_tokens`; `kv_token_bytes` is the size of one token's on one device of the engine, within a
+    thousandth.
     """
 
     incarnation: str = ""
@@ -48,6 +50,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity_tokens: int | None = None
     cache_dtype: str | None = None
     kv_layout: str | None = None
+    kv_token_bytes: int | None = None
     is_vllm: bool = False
 
 
@@ -98,6 +101,7 @@ _RATIOS = frozenset({"kv_usage_ratio"})  # the fullest of several engines
 _SECONDS = frozenset({"handoff_seconds"})
 _CACHE = b"vllm:cache_config_info"
 _START = b"process_start_time_seconds"
+_COMMENT = ord("#")
 
 _LINE = re.compile(rb'[\w:]+(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)')
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -120,19 +124,19 @@ async def scrape(
 def read_metrics(page: bytes) -> EngineMetrics:
     """Never raises: what cannot be read is not there. Beyond `MAX_PAGE_BYTES` nothing is looked at."""
     found: dict[str, float] = {}
-    births: list[float] = []
+    births: list[bytes] = []
     cache: dict[str, Any] = {}
     started: float | None = None
     has_nixl = has_lmcache = is_vllm = False
     for line in page[:MAX_PAGE_BYTES].split(b"\n"):
-        if not line or line[0] == 35:  # '#'
+        if not line or line[0] == _COMMENT or b"_bucket{" in line:  # four lines of five
             continue
         name = line.partition(b" ")[0].partition(b"{")[0]
         if name.startswith(b"vllm:"):
             is_vllm = True
             has_nixl = has_nixl or name.startswith(b"vllm:nixl_")
             if name.endswith(b"_created"):
-                births.extend(_values(line))
+                births.append(line)
                 continue
             if name == _CACHE:
                 _add_cache(cache, line)
@@ -148,7 +152,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
         if field is not None:
             for value in _values(line):
                 found[field] = max(found.get(field, 0.0), value) if field in _RATIOS else found.get(field, 0.0) + value
-    born = started if started is not None else min(births, default=None)
+    born = started if started is not None else min((value for line in births for value in _values(line)), default=None)
     counted: dict[str, Any] = {
         field: value if field in _RATIOS or field in _SECONDS else int(value) for field, value in found.items()
     }
@@ -186,8 +190,11 @@ def _add_cache(cache: dict[str, Any], line: bytes) -> None:
     labels = {name: value.decode("utf-8", "replace") for name, value in _LABEL.findall(match[1] or b"" if match else b"")}
     block, blocks = _count(labels.get(b"block_size")), _count(labels.get(b"num_gpu_blocks"))
     tokens = _count(labels.get(b"kv_cache_size_tokens")) or (block * blocks if block and blocks else None)
+    size = _count(labels.get(b"kv_cache_memory_bytes"))
     if block:
         cache["block_tokens"] = block
+    if size and tokens:
+        cache["kv_token_bytes"] = size // tokens
     if tokens:
         cache["kv_capacity_tokens"] = cache.get("kv_capacity_tokens", 0) + tokens
     for field, label in ((b"cache_dtype", "cache_dtype"), (b"kv_cache_layout", "kv_layout")):

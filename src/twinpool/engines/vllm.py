@@ -34,6 +34,7 @@ async def ask_vllm(ask: Ask) -> Identity | None:
         block_tokens=counted.block_tokens,
         cache_dtype=counted.cache_dtype,
         kv_layout=counted.kv_layout,
+        kv_token_bytes=counted.kv_token_bytes,
         kv_capacity_tokens=counted.kv_capacity_tokens,
         metrics=counted,
         **names(models),

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import resource
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,11 +31,13 @@ from twinpool.errors import (
 from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.admin import Admin
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.ceilings import check_ceilings
 from twinpool.gateway.driver import Driver
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.metrics import Metrics
-from twinpool.gateway.openai import ROUTES, Endpoint, read_call
+from twinpool.gateway.openai import read_call
+from twinpool.gateway.routes import ROUTES, Endpoint, why_unsupported
 from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 
 _JSON = [(b"content-type", b"application/json")]
@@ -49,7 +52,8 @@ _PASSED_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 class Gateway:
-    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop."""
+    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop. `engine_key` is for
+    engines that join over the admin port."""
 
     def __init__(
         self,
@@ -57,9 +61,12 @@ class Gateway:
         *,
         api_keys: frozenset[str] = frozenset(),
         admin_token: str | None = None,
+        engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
+        say: Callable[[str], None] = lambda news: None,
     ) -> None:
+        """`say` is given news for the person who watches, a line each."""
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
@@ -74,10 +81,11 @@ class Gateway:
             AccessLog(access_log, config.access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )
+        self._driver.say = say
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
         self._pool.on_idle_lost = self._members.connection_lost
-        self._admin = Admin(self._driver, self._members, admin_token, lambda: self.url)
+        self._admin = Admin(self._driver, self._members, admin_token, engine_key, lambda: self.url)
         self._has_admin_token = admin_token is not None
         self._server: Server | None = None
         self._admin_runner: web.AppRunner | None = None
@@ -169,7 +177,7 @@ class Gateway:
         try:
             await self._route(request, responder, wire_id)
         except RequestError as error:
-            if request.path in ROUTES:
+            if request.path in ROUTES or why_unsupported(request.path) is not None:
                 self._metrics.turned_away()
             headers = [*_JSON, (b"x-request-id", wire_id)]
             if error.retry_after_s is not None:
@@ -183,6 +191,9 @@ class Gateway:
             self._authenticate(request)
             await self._serve_call(ROUTES[path], request, responder, wire_id)
             return
+        if (why := why_unsupported(path)) is not None:
+            self._authenticate(request)
+            raise NotFoundError(f"the route {path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":
@@ -203,7 +214,8 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body)
+        call = read_call(endpoint, request.body, self._members.only_model())
+        check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):
             if not self._members.models():

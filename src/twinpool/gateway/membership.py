@@ -97,6 +97,11 @@ class Membership:
         """What workers that are up serve, each once."""
         return list(dict.fromkeys(model for worker in self._up() for model in worker.facts.models))
 
+    def only_model(self) -> str | None:
+        """The model that is meant where none is named; None where there are several, or none."""
+        found = {model for worker in self._up() for model in worker.facts.models if model not in worker.facts.loras}
+        return found.pop() if len(found) == 1 else None
+
     def parent(self, model: str) -> str | None:
         """The model that this adapter stands on, where it is one."""
         for worker in self._up():
@@ -223,5 +228,6 @@ class Membership:
         member.trouble = reason
         member.trouble_kind = kind
         if was_up:
-            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason))
+            is_gone = kind is Trouble.UNREACHABLE
+            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason, is_gone=is_gone))
             self._on_change()

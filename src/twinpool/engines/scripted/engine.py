@@ -5,6 +5,7 @@ stopped ──start()──► up ──stop()──► stopped        restart()
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -19,11 +20,17 @@ from twinpool.engines.scripted.script import Recorded, Script, error_envelope
 from twinpool.engines.scripted.serving import serve_completion
 from twinpool.http1.client import Pool
 from twinpool.http1.exchange import Origin
+from twinpool.http1.lost import UpstreamLost
 from twinpool.http1.messages import Limits, Request
 from twinpool.http1.responder import Responder
 from twinpool.http1.server import Server, serve
 
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_OTHERS = frozenset(
+    f"{prefix}/{name}"
+    for prefix in ("", "/v1")
+    for name in ("embeddings", "pooling", "classify", "rerank", "score", "tokenize", "detokenize")
+)
 _PULL_TIMEOUT_S = 10.0
 
 
@@ -62,8 +69,10 @@ class ScriptedEngine:
         self.generated_tokens = 0
         self.pulled_tokens = 0
         self.pulls = 0
+        self.pulled_bytes = 0
         self.pulled_s = 0.0
         self.seen_prompts: set[str] = set()
+        self.noticed_late_reads = 0
         self.failed_transfers = 0
         self._ids = 0
 
@@ -168,6 +177,19 @@ class ScriptedEngine:
             **script.handle_extras,
         }
 
+    def notice_late_reads(self) -> None:
+        """While vLLM has nothing to do and holds nothing, it does not look at who read what: a late read is counted when its
+        next request comes."""
+        self.noticed_late_reads = self.ledger.pulls_after_expiry
+
+    async def let_go(self, kv: dict[str, Any]) -> None:
+        """Have the engine that a handle names free it, unread: what vLLM's decode side does where it rejects the request."""
+        origin = Origin(str(kv.get("remote_host")), int(kv.get("remote_port") or 0))
+        named = {"engine_id": kv.get("remote_engine_id"), "request_id": kv.get("remote_request_id")}
+        body = msgspec.json.encode(named | {"frees": True})
+        with suppress(UpstreamLost):
+            await self._pool.fetch(origin, "POST", "/kv/pull", body=body, timeout_s=_PULL_TIMEOUT_S)
+
     async def pull(self, kv: dict[str, Any]) -> Pulled:
         """Fetch KV from the engine that a handle names. UpstreamLost if it cannot be reached."""
         origin = Origin(str(kv["remote_host"]), int(kv["remote_port"]))
@@ -190,6 +212,8 @@ class ScriptedEngine:
             self._send(responder, 401, error_envelope(401, "Unauthorized", "AuthenticationError"))
         elif request.path in _COMPLETIONS and request.method == "POST":
             await self._complete(request, responder)
+        elif request.path in _OTHERS and request.method == "POST":
+            self._echo(request, responder)
         elif request.path == "/kv/pull":
             await self._give(request, responder)
         elif request.path.startswith("/v1/kv/") and request.method == "DELETE" and self.script.is_embedded:
@@ -202,6 +226,7 @@ class ScriptedEngine:
     async def _complete(self, request: Request, responder: Responder) -> None:
         recorded = self._record(request)
         ledger = self.ledger
+        self.notice_late_reads()
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
         task = self._tasks[recorded] = cast(asyncio.Task[None], asyncio.current_task())
@@ -242,10 +267,21 @@ class ScriptedEngine:
         self.recorded.append(recorded)
         return recorded
 
+    def _echo(self, request: Request, responder: Responder) -> None:
+        """What an engine makes of a request that decodes nothing is none of the tests' business: it says what it was asked."""
+        recorded = self._record(request)
+        recorded.status, recorded.finished_at = 200, monotonic()
+        self._send(responder, 200, {"object": "echo", "route": request.path, "asked": recorded.body})
+
     async def _give(self, request: Request, responder: Responder) -> None:
         """The prefill side of a pull."""
         wanted = msgspec.json.decode(request.body)
         ledger, engine_id, request_id = self.ledger, str(wanted["engine_id"]), str(wanted["request_id"])
+        if wanted.get("frees"):
+            if engine_id == ledger.engine_id:
+                ledger.release(request_id)
+            self._send(responder, 200, {})
+            return
         wait_s = ledger.readable_in_s(engine_id, request_id)
         if wait_s and not wanted["waits"]:
             self._send(responder, 200, Pulled(None, 0, is_unreadable=True))

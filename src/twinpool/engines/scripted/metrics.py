@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from twinpool.engines.scripted.ledger import BLOCK_TOKENS
+
 if TYPE_CHECKING:
     from twinpool.engines.scripted.engine import ScriptedEngine
 
-_BLOCK_TOKENS = 16
 _KV_BLOCKS = 1024
 _FIRST_START_S = 1_700_000_000.0  # of the first incarnation, as its clock would have it
 
@@ -33,11 +34,15 @@ def true_values(engine: "ScriptedEngine") -> dict[str, float | None]:
     """By series: a name and, behind a bar, its own label."""
     ledger = engine.ledger
     ledger.expire()
+    if ledger.held or engine.running:
+        engine.notice_late_reads()
     report = ledger.report()
-    computed, pulled = engine.computed_prompt_tokens, engine.pulled_tokens
-    from_others = pulled - engine.pulls  # the last token of each prompt is computed here
-    cached = max(engine.prompt_tokens - computed - from_others, 0)
-    cache = f'block_size="{_BLOCK_TOKENS}",cache_dtype="{engine.script.cache_dtype}",num_gpu_blocks="{_KV_BLOCKS}"'
+    computed = engine.computed_prompt_tokens - engine.pulls  # vLLM counts a prompt that was handed over as handed over, whole
+    pulled = engine.pulled_tokens
+    cached = max(engine.prompt_tokens - computed - pulled, 0)
+    size = _KV_BLOCKS * BLOCK_TOKENS * engine.script.bytes_per_token
+    cache = f'block_size="{BLOCK_TOKENS}",num_gpu_blocks="{_KV_BLOCKS}",kv_cache_memory_bytes="{size}"'
+    cache += f',cache_dtype="{engine.script.cache_dtype}"'
     values: dict[str, float | None] = {
         _PROCESS: _FIRST_START_S + engine.started_s,
         "vllm:num_requests_running": engine.running,
@@ -47,17 +52,17 @@ def true_values(engine: "ScriptedEngine") -> dict[str, float | None]:
         "vllm:prompt_tokens_total": engine.prompt_tokens,
         'vllm:prompt_tokens_by_source_total|source="local_compute"': computed,
         'vllm:prompt_tokens_by_source_total|source="local_cache_hit"': cached,
-        'vllm:prompt_tokens_by_source_total|source="external_kv_transfer"': from_others,
+        'vllm:prompt_tokens_by_source_total|source="external_kv_transfer"': pulled,
         "vllm:generation_tokens_total": engine.generated_tokens,
     }
     if engine.script.connector == "nixl":
         values |= {
-            "vllm:nixl_bytes_transferred_sum": pulled * engine.script.bytes_per_token,
+            "vllm:nixl_bytes_transferred_sum": engine.pulled_bytes,
             "vllm:nixl_bytes_transferred_count": engine.pulls,
             "vllm:nixl_xfer_time_seconds_sum": engine.pulled_s,
             "vllm:nixl_xfer_time_seconds_count": engine.pulls,
             "vllm:nixl_num_failed_transfers_total": engine.failed_transfers,
             "vllm:nixl_num_kv_expired_reqs_total": report["expired"],
-            "vllm:nixl_num_notifications_after_expiry_total": ledger.pulls_after_expiry,
+            "vllm:nixl_num_notifications_after_expiry_total": engine.noticed_late_reads,
         }
     return values

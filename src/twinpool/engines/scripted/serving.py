@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from twinpool.engines.scripted.answers import GARBAGE, Text, chat_logprobs, prompt_tokens, text_logprobs
+from twinpool.engines.scripted.ledger import BLOCK_TOKENS
 from twinpool.engines.scripted.request import Objection, understand
 from twinpool.engines.scripted.script import Default, End, Recorded, Reply, error_envelope
 from twinpool.http1.lost import UpstreamLost
@@ -103,7 +104,12 @@ class _Serving:
 
     async def run(self) -> None:
         is_chat = self._recorded.path.endswith("/chat/completions")
-        asked = self._asked = understand(self._recorded.body, is_chat=is_chat, script=self._script)
+        try:
+            asked = self._asked = understand(self._recorded.body, is_chat=is_chat, script=self._script)
+        except Objection:
+            if self._recorded.takes_over and not self._script.is_embedded:
+                await self._engine.let_go(self._recorded.kv_transfer_params or {})
+            raise
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._engine.next_id()}"
         await self._engine.pause(self._but.delay_s)
         self._prompt_tokens = sum(map(prompt_tokens, asked.prompts))
@@ -161,6 +167,7 @@ class _Serving:
         self._pulled_tokens = tokens
         engine.pulled_tokens += tokens
         engine.pulls += 1
+        engine.pulled_bytes += -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * self._script.bytes_per_token
         engine.pulled_s += self._handoff_took_s
 
     def _handoff_headers(self) -> list[tuple[bytes, bytes]]:
