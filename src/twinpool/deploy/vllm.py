@@ -27,8 +27,8 @@ CPU_BUDGET_TOKENS = 256  # as the embedded engine: larger steps read prompts no 
 GPU_SEQUENCES = 256  # vLLM's own default
 CPU_SEQUENCES = 16  # each further one makes the step of a CPU longer
 
-# Of each engine, where memory allows: it is taken at the start, and a laptop has other uses for it. VLLM_CPU_KVCACHE_SPACE in the
-# environment says otherwise.
+# Of each engine, where memory allows: it is taken at the start, and a laptop has other uses for it. The environment's
+# VLLM_CPU_KVCACHE_SPACE says otherwise.
 CPU_KV_GIB = 2
 CPU_OVERHEAD_BYTES = 1_800_000_000  # an engine without weights and KV: three interpreters with torch, measured 1.7 GB
 GPU_USABLE_RATIO = 0.9  # vLLM's share of a GPU's memory
