@@ -138,7 +138,8 @@ def _blame(books: Books, request: Request, event: on.LegFailed, out: list[do.Com
         request.avoid |= {engine.worker}
         if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
             request.avoid |= {request.prefill.worker}
-            _blame_pair(books, request, request.prefill, engine, event, out)
+            if request.story.state is not RequestState.STREAMING:  # else its handoff went well
+                _blame_pair(books, request, request.prefill, engine, event, out)
 
 
 def _blame_pair(
