@@ -88,7 +88,9 @@ def build() -> None:
             _say(f"{place} is half built or of another recipe: building it anew")
             shutil.rmtree(place)
         if (free := shutil.disk_usage(place.parent).free) < NEEDED_BYTES:
-            raise SystemExit(f"{place} needs {NEEDED_BYTES >> 30} GB of free space, there are {free >> 30}: set TWINPOOL_VLLM_ENV")
+            raise SystemExit(
+                f"{place} needs {NEEDED_BYTES >> 30} GB of free space, there are {free >> 30}: set TWINPOOL_VLLM_ENV"
+            )
         began = time.monotonic()
         _say(f"Building vLLM {VLLM} for this processor in {place}: some minutes, once a machine")
         _install(place)
@@ -121,7 +123,16 @@ def _install(place: Path) -> None:
 
 
 def _pip(place: Path, *what: str) -> None:
-    command = [place / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--prefer-binary", *what]
+    command = [
+        place / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--prefer-binary",
+        *what,
+    ]
     subprocess.run(command, check=True)
 
 
