@@ -150,7 +150,7 @@ class Engine:
 def two_engines(folder: Path, *, lease_s: int, dtype: str = "float32") -> Iterator[tuple[Engine, Engine]]:
     """Two engines alike, up and warm, until the end of the block.
 
-    In float32 the two ways to compute an answer differ in the fifth decimal; in bfloat16 log-probabilities differ by up to 0.15.
+    In float32 log-probabilities of the two ways to an answer differ in the fifth decimal; in bfloat16 by up to 0.15.
     """
     ports = _free_ports(4)
     engines = (

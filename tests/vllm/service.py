@@ -123,6 +123,7 @@ _CONFIG = """
 lease_s = {lease_s}
 canary_interval_s = 3600   # tests count what was moved, for themselves alone
 canary_idle_s = 3600
+canary_share = 0.5        # on a CPU a canary takes seconds, and the other direction waits a hundred times as long
 
 [[workers]]
 url = "{prefill}"

@@ -35,9 +35,9 @@ def asking(service: Front, tokens: int) -> Iterator[socket.socket]:
     host, _, port = service.url.removeprefix("http://").partition(":")
     asked = {"model": MODEL, "messages": [{"role": "user", "content": prompts.text(tokens)}]}
     body = json.dumps({**asked, "stream": True, "max_tokens": 600, "ignore_eos": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     with socket.create_connection((host, int(port)), timeout=120) as connection:
-        connection.sendall(head.encode() + body)
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         yield connection
 
 

@@ -35,7 +35,8 @@ def test_roles_swap_under_load_and_back(service: Front) -> None:
         before = disaggregated(decode=decode)
         service.set_role(prefill, "prefill")
         service.set_role(decode, "decode")
-        until(lambda: disaggregated(decode=decode) >= before + CLIENTS, within_s=240, story=lambda: service.state()["decisions"])
+        enough_answers = before + CLIENTS
+        until(lambda: disaggregated(decode=decode) >= enough_answers, within_s=240, story=lambda: service.state()["decisions"])
 
     with ThreadPoolExecutor(CLIENTS) as clients:
         asking = [clients.submit(keep_asking) for _ in range(CLIENTS)]
