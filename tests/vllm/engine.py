@@ -25,6 +25,7 @@ BLOCK_TOKENS = 128  # vLLM's own choice on a CPU
 BLOCKS = 48
 """Few, so that memory that was freed is soon used again, and what is held shows."""
 CONTEXT_TOKENS = 4096
+STEP_TOKENS = 512  # longer prompts take several steps: an engine says what it does at the end of each
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Engine:
         command = [environment.program("vllm"), "serve", environment.weights(), "--served-model-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", self.dtype, "--enforce-eager"]
         command += ["--max-model-len", str(CONTEXT_TOKENS), "--num-gpu-blocks-override", str(BLOCKS)]
+        command += ["--max-num-batched-tokens", str(STEP_TOKENS)]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         if self.connector:
             command += ["--kv-transfer-config", json.dumps(handoff)]
@@ -152,7 +154,7 @@ def two_engines(folder: Path, *, lease_s: int, dtype: str = "float32") -> Iterat
 
     In float32 log-probabilities of the two ways to an answer differ in the fifth decimal; in bfloat16 by up to 0.15.
     """
-    ports = _free_ports(4)
+    ports = free_ports(4)
     engines = (
         Engine("a", folder, lease_s, dtype, ports[0], ports[1]),
         Engine("b", folder, lease_s, dtype, ports[2], ports[3]),
@@ -192,7 +194,7 @@ def ask(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = ANSW
         return status, content
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Taken together, so that none is given twice."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [taken.getsockname()[1] for taken in sockets]

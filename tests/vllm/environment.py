@@ -183,7 +183,8 @@ def _say(line: str) -> None:
 
 if __name__ == "__main__":
     if reason := cannot_run():
-        raise SystemExit(reason)
+        _say(f"*** No handoff between real vLLM engines will be tested here: {reason}")
+        raise SystemExit(0 if sys.argv[1:] != ["where"] else 1)
     if sys.argv[1:] != ["where"]:
         build()
     sys.stdout.write(f"{folder()}\n")
