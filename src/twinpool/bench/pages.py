@@ -52,7 +52,7 @@ def bench_page(result: Mapping[str, Any], series: Mapping[str, Any]) -> str:
                     points("long prompts", series["ttft_long"], PALETTE[1]),
                     limit(f"objective, {seconds(objectives['slo_ttft_s'])}", objectives["slo_ttft_s"], traffic["duration_s"]),
                 ],
-                {"x": time_axis(), "y": value_axis("seconds to the first token", is_log=True)},
+                {"x": time_axis(traffic["duration_s"]), "y": value_axis("seconds to the first token", is_log=True)},
             ),
             "Each point is a request, where it was meant to be sent; its time counts from there.",
         ),
@@ -63,7 +63,7 @@ def bench_page(result: Mapping[str, Any], series: Mapping[str, Any]) -> str:
                     line("worst gap of any stream", series["at_s"], series["worst_gap_s"], PALETTE[5], stepped="middle"),
                     limit(f"objective, {seconds(objectives['slo_itl_s'])}", objectives["slo_itl_s"], traffic["duration_s"]),
                 ],
-                {"x": time_axis(), "y": value_axis("seconds without a token", is_log=True)},
+                {"x": time_axis(traffic["duration_s"]), "y": value_axis("seconds without a token", is_log=True)},
             ),
             "A pooled percentile hides a stall; the worst gap in each stretch of time does not.",
         ),
@@ -77,7 +77,7 @@ def bench_page(result: Mapping[str, Any], series: Mapping[str, Any]) -> str:
                     line("failed", series["at_s"], series["failed"], PALETTE[5], yAxisID="y1"),
                 ],
                 {
-                    "x": time_axis(),
+                    "x": time_axis(traffic["duration_s"]),
                     "y": value_axis("requests a second"),
                     "y1": value_axis("requests", position="right", grid={"drawOnChartArea": False}),
                 },
@@ -154,9 +154,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
                 Tile("Throughput", change(result["change"]["throughput_ratio"]), _interval(result, "throughput_ratio")),
                 Tile("Goodput", change(result["change"]["goodput_ratio"]), _interval(result, "goodput_ratio")),
                 Tile("Mean TTFT", change(result["change"]["ttft_mean_ratio"]), _interval(result, "ttft_mean_ratio")),
-                Tile(
-                    "Worst gap, p99", change(result["change"]["itl_worst_p99_ratio"]), _interval(result, "itl_worst_p99_ratio")
-                ),
+                Tile("Worst gaps", change(result["change"]["itl_worst_p99_ratio"]), _interval(result, "itl_worst_p99_ratio")),
             ]
         ),
         Text(result["words"], "In words"),

@@ -79,8 +79,8 @@ def render(title: str, subtitle: str, parts: Sequence[Part]) -> str:
     )
 
 
-def time_axis(title: str = "seconds from the beginning") -> dict[str, Any]:
-    return {"type": "linear", "title": {"display": True, "text": title}, "min": 0}
+def time_axis(until: float, title: str = "seconds from the beginning") -> dict[str, Any]:
+    return {"type": "linear", "title": {"display": True, "text": title}, "min": 0, "max": until}
 
 
 def value_axis(title: str, *, is_log: bool = False, **more: Any) -> dict[str, Any]:
@@ -175,7 +175,7 @@ body{max-width:1080px;margin:0 auto;padding:2rem 1.25rem 4rem}
 h1{margin:0;font-size:1.7rem}h2{font-size:1.05rem;margin:0 0 .6rem}header p{margin:.2rem 0 1.5rem;color:#495057}
 section,figure{background:#fff;border:1px solid #dee2e6;border-radius:8px;padding:1rem 1.2rem;margin:0 0 1rem}
 figcaption,section p{color:#495057;margin:.35rem 0 0;font-size:.92rem}.chart{height:300px;position:relative}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin:0 0 1rem}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(125px,1fr));gap:.8rem;margin:0 0 1rem}
 .tile{background:#fff;border:1px solid #dee2e6;border-radius:8px;padding:.7rem .9rem;display:flex;flex-direction:column}
 .tile span{color:#495057;font-size:.85rem}.tile b{font-size:1.45rem}.tile i{font-style:normal;color:#868e96;font-size:.8rem}
 .tile.good b{color:#2b8a3e}.tile.bad b{color:#c92a2a}
