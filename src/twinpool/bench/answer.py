@@ -90,6 +90,7 @@ class StreamedAnswer:
         "_body",
         "_finish",
         "_is_done",
+        "_is_over",
         "_tail",
         "ended_at",
         "failure",
@@ -114,10 +115,11 @@ class StreamedAnswer:
         self._body = b""
         self._finish: str | None = None
         self._is_done = False
+        self._is_over = False  # not the future's: whoever stops waiting cancels that
 
     def lose(self, failure: Failed, message: str = "") -> None:
         """It has failed, and is over."""
-        if self.over.done():
+        if self._is_over:
             return
         self.failure = self.failure or failure
         self.message = self.message or message
@@ -160,6 +162,7 @@ class StreamedAnswer:
         self.lose(_LOST[error.loss], str(error).partition(": ")[2])
 
     def _end(self) -> None:
+        self._is_over = True
         self.ended_at = self.ended_at or monotonic()
         if not self.over.done():
             self.over.set_result(None)

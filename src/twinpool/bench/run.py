@@ -46,7 +46,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class Measured:
     """What a load showed."""
 
     recorder: Recorder
@@ -67,7 +67,7 @@ async def offer(
     show: Callable[[Progress], None] | None = None,
     on_sample: Callable[[Sample], None] | None = None,
     window: Window | None = None,
-) -> Tested:
+) -> Measured:
     """Send the requests and count what comes back; `show` is told several times a second."""
     recorder = Recorder(window or Window.of(duration_s), objectives)
     series = Series(duration_s)
@@ -96,7 +96,7 @@ async def offer(
     watching = watch(lambda: offered_tokens) if watch is not None else None
     async with _beside(watching.run if watching else None), _beside(_showing(load, show) if show else None):
         await load.run(requests)
-    return Tested(recorder, series, load.generator, watching.windows if watching else [])
+    return Measured(recorder, series, load.generator, watching.windows if watching else [])
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +128,7 @@ def _showing(load: Load, show: Callable[[Progress], None]) -> Callable[[], Any]:
     return run
 
 
-def indicators_of(rounds: Sequence[Tested], *, unobserved: str, rng: Random) -> Indicators:
+def indicators_of(rounds: Sequence[Measured], *, unobserved: str, rng: Random) -> Indicators:
     """The two indicators, as far as they were seen."""
     long = figures_of([[block] for tested in rounds for block in tested.recorder.long], rng)
     mean, peak, windows = use_of(load for tested in rounds for load in tested.windows)
@@ -145,7 +145,7 @@ def indicators_of(rounds: Sequence[Tested], *, unobserved: str, rng: Random) -> 
     )
 
 
-def report(rounds: Sequence[Tested], limits: Limits, *, unobserved: str, seed: int) -> Report:
+def report(rounds: Sequence[Measured], limits: Limits, *, unobserved: str, seed: int) -> Report:
     """Of one load, or of several rounds of one."""
     seen = indicators_of(rounds, unobserved=unobserved, rng=Random(seed))  # noqa: S311
     return report_of([tested.recorder for tested in rounds], seen, judge(seen, limits), Random(seed))  # noqa: S311

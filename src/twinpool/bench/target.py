@@ -1,5 +1,6 @@
 """The service under test: where it is, what it serves, how to ask it; in one line what is wrong where it cannot be."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +100,9 @@ async def ask(pool: Pool, target: Target, path: str) -> Response:
 
 
 def unreachable(target: Target, lost: UpstreamLost) -> UserError:
-    why = str(lost).partition(": ")[2]
+    cause = lost.__cause__
+    number = cause.errno if isinstance(cause, OSError) else None
+    why = os.strerror(number).lower() if number else str(lost).partition(": ")[2]
     if lost.loss in (Loss.CONNECT, Loss.CONNECT_TIMEOUT):
         return UserError(f"nobody answers at {target.url} ({why}): is the service running, and the URL right?")
     return UserError(f"{target.url} was lost while it was asked ({why})")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import count
 from typing import Any
 
 PALETTE = ("#2563eb", "#d9480f", "#2b8a3e", "#7048e8", "#868e96", "#c2255c")
@@ -65,8 +66,8 @@ Part = Text | Tiles | Table | Chart
 def render(title: str, subtitle: str, parts: Sequence[Part]) -> str:
     """The whole page."""
     charts = [part for part in parts if isinstance(part, Chart)]
-    numbers = {id(chart): number for number, chart in enumerate(charts)}
-    body = "\n".join(_part(part, numbers) for part in parts)
+    number = count()
+    body = "\n".join(_part(part, next(number) if isinstance(part, Chart) else 0) for part in parts)
     configs = json.dumps([chart.config for chart in charts], allow_nan=False).replace("<", "\\u003c")
     return _PAGE.format(
         title=escape(title),
@@ -139,10 +140,11 @@ def bar_config(labels: Sequence[str], datasets: Mapping[str, Sequence[float | No
     }
 
 
-def _part(part: Part, numbers: Mapping[int, int]) -> str:
+def _part(part: Part, number: int) -> str:
+    """`number` is the chart's, in their order."""
     if isinstance(part, Chart):
         note = f"<figcaption>{escape(part.note)}</figcaption>" if part.note else ""
-        canvas = f'<div class="chart"><canvas id="chart-{numbers[id(part)]}"></canvas></div>'
+        canvas = f'<div class="chart"><canvas id="chart-{number}"></canvas></div>'
         return f"<figure><h2>{escape(part.title)}</h2>{canvas}{note}</figure>"
     if isinstance(part, Tiles):
         return f'<div class="tiles">{"".join(_tile(tile) for tile in part.tiles)}</div>'
