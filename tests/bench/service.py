@@ -1,5 +1,6 @@
 """Services to measure: the scripted engine, told what to say and when."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
@@ -8,7 +9,7 @@ from typing import Any
 
 from twinpool.bench.prepare import Prepared, prepare
 from twinpool.bench.run import Measured, offer
-from twinpool.bench.target import Target, target_of
+from twinpool.bench.target import target_of
 from twinpool.config import Objectives
 from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 from twinpool.http1 import Pool
@@ -114,5 +115,7 @@ async def measure(
         await pool.close()
 
 
-def aimed(engine: ScriptedEngine, **options: Any) -> Target:
-    return target_of(engine.url, **options)
+async def idle(engine: ScriptedEngine) -> None:
+    """Returns when nothing runs there: an engine hears of a closed socket a moment later. The test's own time-out ends it."""
+    while not engine.is_idle:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.01)

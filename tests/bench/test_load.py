@@ -215,4 +215,4 @@ async def test_a_generator_that_is_late_says_so_and_its_lateness_is_in_the_times
 
 async def test_nothing_is_left_behind(engine: ScriptedEngine) -> None:
     await measure(engine, evenly(50, 0.5), duration_s=0.5)
-    assert engine.is_idle
+    await idle(engine)

@@ -31,6 +31,7 @@ MOST_OPEN = 8192
 """Requests under way; more sockets than any service under test would hold open for one client."""
 
 _OWN_FILES = 64
+_ROUTE_HEADERS = (b"x-twinpool-prefill", b"x-twinpool-decode")
 
 
 class Generator(msgspec.Struct, kw_only=True):
@@ -51,6 +52,8 @@ class Generator(msgspec.Struct, kw_only=True):
     tokens_a_piece: float | None = None
     complaint: str | None = None
     """Why its figures are not to be trusted, where they are not."""
+    workers: dict[str, int] = {}
+    """Requests by the worker that did part of them, where the service tells (`x-twinpool-prefill`, `x-twinpool-decode`)."""
     messages: dict[str, str] = {}
     """Of each kind of failure, what the first one said."""
 
@@ -153,6 +156,7 @@ class Load:
             self._on_sample(_failed(request, answer.failure))
             return
         progress.finished += 1
+        self._count_workers(answer)
         progress.last_ttft_s[request.is_long] = pieces[0] - due
         self._on_sample(
             Sample(
@@ -166,6 +170,13 @@ class Load:
                 gaps_s=[after - before for before, after in pairwise(pieces)],
             )
         )
+
+    def _count_workers(self, answer: StreamedAnswer) -> None:
+        workers = self.generator.workers
+        for name, value in answer.headers:
+            if name in _ROUTE_HEADERS:
+                worker = value.decode("latin-1")
+                workers[worker] = workers.get(worker, 0) + 1
 
     def _count(self, request: Offered, answer: StreamedAnswer) -> int:
         """The prompt's tokens, and how far they are from those that were asked for."""

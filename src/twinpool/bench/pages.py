@@ -159,6 +159,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
         ),
         Text(result["words"], "In words"),
         Table(result["table"]["head"], result["table"]["rows"], "The arms"),
+        Table(result["change_table"]["head"], result["change_table"]["rows"], "What changed"),
         Chart(
             "TTFT",
             bar_config(

@@ -94,13 +94,13 @@ async def offer(
         on_sent=sent,
     )
     watching = watch(lambda: offered_tokens) if watch is not None else None
-    async with _beside(watching.run if watching else None), _beside(_showing(load, show) if show else None):
+    async with beside(watching.run if watching else None), beside(_showing(load, show) if show else None):
         await load.run(requests)
     return Measured(recorder, series, load.generator, watching.windows if watching else [])
 
 
 @contextlib.asynccontextmanager
-async def _beside(run: "Callable[[], Any] | None") -> AsyncIterator[None]:
+async def beside(run: "Callable[[], Any] | None") -> AsyncIterator[None]:
     """Something that runs as long as the block does."""
     if run is None:
         yield

@@ -91,6 +91,21 @@ def show_verdict(console: Console, result: Mapping[str, Any]) -> None:
         console.print(f"  {escape(reason)}", soft_wrap=True)
 
 
+def show_comparison(console: Console, result: Mapping[str, Any]) -> None:
+    """The arms side by side, in words, and by which rules."""
+    console.print(f"\n[bold]{escape(result['title'])}[/], on {escape(result['hardware'])}")
+    for shown in (result["table"], result["change_table"]):
+        console.print(table(shown["head"], shown["rows"]))
+    for line in result["words"]:
+        console.print(escape(line), soft_wrap=True)
+    console.print("\n[bold]Fairness[/]")
+    for line in result["fairness"]:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    for warning in result["warnings"]:
+        console.print(f"[yellow]Note:[/] {escape(warning)}", soft_wrap=True)
+    console.print(f"[dim]It took {result['took_s'] / 60:.1f} minutes.[/]")
+
+
 def progress_line(progress: Progress) -> str:
     last = progress.last_ttft_s
     ttft = ", ".join(f"{'long' if is_long else 'short'} {seconds(last[is_long])}" for is_long in sorted(last))

@@ -56,6 +56,17 @@ def choose_traffic(wanted: Wanted) -> Chosen:
     return _traced(wanted, path)
 
 
+def mix_of(name: str) -> AnyTraffic:
+    """A mix by its name or out of its file; a trace is none."""
+    if name in MIXES:
+        return MIXES[name]
+    path = Path(name)
+    traffic = _read_mix(path) if path.is_file() else None
+    if traffic is None:
+        raise UserError(f"no such mix: {name} (mixes: {', '.join(MIXES)}; or a file in .json or .toml)")
+    return traffic
+
+
 def shape_of(arrivals: str, rate: float, duration_s: float) -> tuple[Arrivals, str]:
     """A shape that fits into the duration, and its words."""
     match arrivals:
