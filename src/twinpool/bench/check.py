@@ -205,6 +205,7 @@ _COMPARED = (
     ("ttft_long_mean_ratio", "long", "ttft_s", "mean"),
     ("ttft_short_mean_ratio", "short", "ttft_s", "mean"),
     ("itl_p99_ratio", "short", "itl_s", "p99"),
+    ("itl_worst_p50_ratio", "short", "itl_worst_s", "p50"),
     ("itl_worst_p99_ratio", "short", "itl_worst_s", "p99"),
 )
 
@@ -238,6 +239,7 @@ def compared_lines(found: dict[str, Any], first: str, second: str) -> list[str]:
         "ttft_long_mean_ratio": "mean TTFT of long requests",
         "ttft_short_mean_ratio": "mean TTFT of short requests",
         "itl_p99_ratio": "gap between tokens, p99",
+        "itl_worst_p50_ratio": "worst gap of a short stream, p50",
         "itl_worst_p99_ratio": "worst gap of a short stream, p99",
     }
     lines = [f"{second} against {first}:"]
