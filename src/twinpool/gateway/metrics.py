@@ -8,7 +8,8 @@ from prometheus_client.registry import Collector
 
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
-from twinpool.core.lifecycle import HandleState, WorkerState
+from twinpool.core.events import HandoffNotProved, HandoffProved
+from twinpool.core.lifecycle import HandleState, PairState, WorkerState
 from twinpool.core.model import Failure, Leg, Role
 from twinpool.gateway.calls import ClientRequest
 from twinpool.measure.gaps import BOUNDS_S, Gaps
@@ -27,6 +28,15 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "twinpool_requests", "Requests that ended, by path and outcome.", ["path", "outcome"], registry=registry
+        )
+        self._sequences = Counter(
+            "twinpool_sequences", "Answers asked for: a request for n of them counts n.", ["path"], registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "twinpool_prompt_tokens",
+            "Prompt tokens of whole answers as engines counted them, each prompt once, however many engines had it.",
+            ["path"],
+            registry=registry,
         )
         self._ttft = Histogram(
             "twinpool_ttft_seconds",
@@ -63,6 +73,13 @@ class Metrics:
             ["leg", "failure"],
             registry=registry,
         )
+        self._canaries = Counter(
+            "twinpool_canaries",
+            "Small handoffs of our own, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._pair_changes = Counter("twinpool_pair_changes", "Pairs that were proved or set aside.", ["to"], registry=registry)
         self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
         self._gaps = _GapTotals()
         registry.register(self._gaps)
@@ -78,6 +95,13 @@ class Metrics:
     def leg_failed(self, leg: Leg, failure: Failure) -> None:
         self._leg_failures.labels(leg, failure).inc()
 
+    def canary_ended(self, event: HandoffProved | HandoffNotProved) -> None:
+        outcome = "proved" if isinstance(event, HandoffProved) else "not_proved" if event.was_tried else "not_tried"
+        self._canaries.labels(outcome).inc()
+
+    def pair_changed(self, state: PairState) -> None:
+        self._pair_changes.labels(state).inc()
+
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
 
@@ -89,8 +113,10 @@ class Metrics:
         """One terminal outcome for each client request. What the client saw of a stream counts however it ended: those that
         break or are left are not the fast ones. The time of a whole answer is told of whole answers alone."""
         self._requests.labels(request.path, outcome).inc()
+        self._sequences.labels(request.path).inc(request.call.facts.sequences)
         if outcome == "ok":
             self._e2e.observe(timeline.e2e_s)
+            self._prompt_tokens.labels(request.path).inc(request.prompt_tokens or 0)
         if timeline.handoff_s is not None:
             self._handoff_s.observe(timeline.handoff_s)
         if request.handoff.moved_bytes is not None:
@@ -149,7 +175,10 @@ class _ClusterNow(Collector):
         counts = self._controller.handles_by_state()
         for state in (HandleState.HELD, HandleState.SENT, HandleState.RELEASING, HandleState.ORPHANED):
             handles.add_metric([state], counts.get(state, 0))
+        pairs = GaugeMetricFamily("twinpool_pairs", "Two workers that could hand over, by whether they may.", labels=["state"])
+        for pair_state in PairState:
+            pairs.add_metric([pair_state], sum(pair.state is pair_state for pair in self._controller.pairs()))
         live, waiting = self._controller.live_requests, self._controller.waiting_requests()
-        yield from (pool, queue, handles)
+        yield from (pool, queue, handles, pairs)
         yield GaugeMetricFamily("twinpool_requests_live", "Requests in the gateway.", value=live)
         yield GaugeMetricFamily("twinpool_requests_waiting", "Requests in the router's queue.", value=waiting)

@@ -5,6 +5,7 @@ stopped ──start()──► up ──stop()──► stopped        restart()
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -13,17 +14,23 @@ from uuid import uuid4
 
 import msgspec
 
-from twinpool.engines.scripted import metrics, remote
+from twinpool.engines.scripted import metrics, pages, remote
 from twinpool.engines.scripted.ledger import Ledger
 from twinpool.engines.scripted.script import Recorded, Script, error_envelope
 from twinpool.engines.scripted.serving import serve_completion
 from twinpool.http1.client import Pool
 from twinpool.http1.exchange import Origin
+from twinpool.http1.lost import UpstreamLost
 from twinpool.http1.messages import Limits, Request
 from twinpool.http1.responder import Responder
 from twinpool.http1.server import Server, serve
 
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_OTHERS = frozenset(
+    f"{prefix}/{name}"
+    for prefix in ("", "/v1")
+    for name in ("embeddings", "pooling", "classify", "rerank", "score", "tokenize", "detokenize")
+)
 _PULL_TIMEOUT_S = 10.0
 
 
@@ -44,6 +51,7 @@ class ScriptedEngine:
         self.host = host
         self.port = port
         self.incarnation = 0
+        self.started_s = 0.0
         self.recorded: list[Recorded] = []
         """Completion requests, in the order they came; over all incarnations."""
         self.peak_running = 0
@@ -60,6 +68,11 @@ class ScriptedEngine:
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
         self.pulled_tokens = 0
+        self.pulls = 0
+        self.pulled_bytes = 0
+        self.pulled_s = 0.0
+        self.seen_prompts: set[str] = set()
+        self.noticed_late_reads = 0
         self.failed_transfers = 0
         self._ids = 0
 
@@ -88,6 +101,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Listen, on the same port as before; a new incarnation, which knows no handle of the one before."""
         self.incarnation += 1
+        self.started_s = self.incarnation + monotonic() % 1  # no other life of an engine at this address has the same
         self._reset_counts()
         self._pool = Pool()
         self._server = await serve(self._handle, host=self.host, port=self.port, limits=Limits(max_body_bytes=64 << 20))
@@ -163,6 +177,19 @@ class ScriptedEngine:
             **script.handle_extras,
         }
 
+    def notice_late_reads(self) -> None:
+        """While vLLM has nothing to do and holds nothing, it does not look at who read what: a late read is counted when its
+        next request comes."""
+        self.noticed_late_reads = self.ledger.pulls_after_expiry
+
+    async def let_go(self, kv: dict[str, Any]) -> None:
+        """Have the engine that a handle names free it, unread: what vLLM's decode side does where it rejects the request."""
+        origin = Origin(str(kv.get("remote_host")), int(kv.get("remote_port") or 0))
+        named = {"engine_id": kv.get("remote_engine_id"), "request_id": kv.get("remote_request_id")}
+        body = msgspec.json.encode(named | {"frees": True})
+        with suppress(UpstreamLost):
+            await self._pool.fetch(origin, "POST", "/kv/pull", body=body, timeout_s=_PULL_TIMEOUT_S)
+
     async def pull(self, kv: dict[str, Any]) -> Pulled:
         """Fetch KV from the engine that a handle names. UpstreamLost if it cannot be reached."""
         origin = Origin(str(kv["remote_host"]), int(kv["remote_port"]))
@@ -180,10 +207,13 @@ class ScriptedEngine:
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         key = self.script.api_key
-        if key is not None and request.header(b"authorization") != f"Bearer {key}".encode():
+        has_key = key is None or request.header(b"authorization") == f"Bearer {key}".encode()
+        if not has_key and request.path != "/kv/pull":  # engines pull over a side channel, which knows no keys
             self._send(responder, 401, error_envelope(401, "Unauthorized", "AuthenticationError"))
         elif request.path in _COMPLETIONS and request.method == "POST":
             await self._complete(request, responder)
+        elif request.path in _OTHERS and request.method == "POST":
+            self._echo(request, responder)
         elif request.path == "/kv/pull":
             await self._give(request, responder)
         elif request.path.startswith("/v1/kv/") and request.method == "DELETE" and self.script.is_embedded:
@@ -196,6 +226,7 @@ class ScriptedEngine:
     async def _complete(self, request: Request, responder: Responder) -> None:
         recorded = self._record(request)
         ledger = self.ledger
+        self.notice_late_reads()
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
         task = self._tasks[recorded] = cast(asyncio.Task[None], asyncio.current_task())
@@ -236,10 +267,21 @@ class ScriptedEngine:
         self.recorded.append(recorded)
         return recorded
 
+    def _echo(self, request: Request, responder: Responder) -> None:
+        """What an engine makes of a request that decodes nothing is none of the tests' business: it says what it was asked."""
+        recorded = self._record(request)
+        recorded.status, recorded.finished_at = 200, monotonic()
+        self._send(responder, 200, {"object": "echo", "route": request.path, "asked": recorded.body})
+
     async def _give(self, request: Request, responder: Responder) -> None:
         """The prefill side of a pull."""
         wanted = msgspec.json.decode(request.body)
         ledger, engine_id, request_id = self.ledger, str(wanted["engine_id"]), str(wanted["request_id"])
+        if wanted.get("frees"):
+            if engine_id == ledger.engine_id:
+                ledger.release(request_id)
+            self._send(responder, 200, {})
+            return
         wait_s = ledger.readable_in_s(engine_id, request_id)
         if wait_s and not wanted["waits"]:
             self._send(responder, 200, Pulled(None, 0, is_unreadable=True))
@@ -278,33 +320,23 @@ class ScriptedEngine:
                 recorded.was_aborted = True
                 task.cancel()
 
-    def _identity(self) -> dict[str, Any]:
-        script = self.script
-        return {
-            "kind": "twinpool-worker",
-            "engine": "scripted",
-            "engine_version": "1",
-            "incarnation": self.ledger.engine_id,
-            "model": script.models[0],
-            "context_tokens": script.max_model_tokens,
-            "slots": script.slots,
-            "lease_s": script.lease_s * script.time_scale,
-        }
-
     def _send_page(self, request: Request, responder: Responder) -> None:
         self.pages[request.path] += 1
         match request.path:
             case "/health":
                 responder.send(self.script.health_status, [], b"")
             case "/v1/models":
-                models = [{"id": model, "object": "model", "owned_by": "scripted"} for model in self.script.models]
-                self._send(responder, 200, {"object": "list", "data": models})
-            case "/metrics":
+                self._send(responder, 200, pages.models(self.script))
+            case "/metrics" if self.script.kind in ("vllm", "sglang"):
                 responder.send(200, [(b"content-type", b"text/plain; version=0.0.4")], metrics.render(self))
-            case "/version":
-                self._send(responder, 200, {"version": "0.32.0+scripted"})
+            case "/version" if self.script.kind == "vllm":
+                self._send(responder, 200, {"version": self.script.version})
+            case "/server_info" if self.script.kind == "sglang":
+                self._send(responder, 200, pages.server_info(self.script))
+            case "/props" if self.script.kind == "llama.cpp":
+                self._send(responder, 200, pages.props(self.script))
             case "/twinpool/identity" if self.script.is_embedded:
-                self._send(responder, 200, self._identity())
+                self._send(responder, 200, pages.identity(self.script, self.ledger.engine_id))
             case "/ledger":
                 self._send(responder, 200, self.ledger.report())
             case "/recorded":
