@@ -6,7 +6,7 @@ from itertools import pairwise
 from time import monotonic
 
 import pytest
-from tests.bench.service import Stamped, end, evenly, event, measure, prompt_of, stream, token, told
+from tests.bench.service import Stamped, end, evenly, event, idle, measure, prompt_of, stream, token, told
 
 from twinpool.bench.answer import Failed
 from twinpool.bench.run import Measured, report, warnings_of
