@@ -25,7 +25,7 @@ async def test_a_worker_is_busy_while_it_has_a_leg() -> None:
 
 async def test_long_requests_make_the_first_indicator_and_what_is_not_seen_has_no_sample() -> None:
     async with house(prefill=1, decode=1) as h:
-        text = (await h.get("/metrics")).text
+        text = (await h.get("/metrics")).body.decode()
         assert "twinpool_indicator_ttft_long_seconds" in text
         assert "\ntwinpool_indicator_ttft_long_seconds " not in text
         assert await h.metric("twinpool_indicator_verdict", verdict="unknown") == 1

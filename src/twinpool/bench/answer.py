@@ -95,6 +95,7 @@ class StreamedAnswer:
         "ended_at",
         "failure",
         "headers",
+        "is_stale",
         "message",
         "over",
         "pieces",
@@ -115,6 +116,7 @@ class StreamedAnswer:
         self._body = b""
         self._finish: str | None = None
         self._is_done = False
+        self.is_stale = False
         self._is_over = False  # not the future's: whoever stops waiting cancels that
 
     def lose(self, failure: Failed, message: str = "") -> None:
@@ -159,6 +161,11 @@ class StreamedAnswer:
         self._end()
 
     def on_lost(self, error: UpstreamLost) -> None:
+        if error.is_reused and error.loss is Loss.CLOSED_BEFORE_HEAD and not self.is_stale:
+            self.is_stale = True
+            if not self.over.done():
+                self.over.set_result(None)
+            return
         self.lose(_LOST[error.loss], str(error).partition(": ")[2])
 
     def _end(self) -> None:

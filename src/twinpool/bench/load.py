@@ -204,9 +204,23 @@ class Load:
 
 
 async def exchange(pool: Pool, target: Target, body: bytes, answer: StreamedAnswer, deadlines: Deadlines) -> None:
-    """Ask, and return when the answer is over, one way or another."""
+    """Ask, and return when the answer is over, one way or another.
+
+    A connection that was kept open and turns out to be closed (some servers close them after each stream, and do not say so)
+    is replaced, once: it is no failure of the service, and the time it took counts.
+    """
+    await _ask(pool, target, body, answer, deadlines, is_fresh=False)
+    if answer.is_stale:
+        answer.over = asyncio.get_running_loop().create_future()
+        await _ask(pool, target, body, answer, deadlines, is_fresh=True)
+
+
+async def _ask(
+    pool: Pool, target: Target, body: bytes, answer: StreamedAnswer, deadlines: Deadlines, *, is_fresh: bool
+) -> None:
+    request = pool.request(target.origin, "POST", target.path, target.headers, body, answer, deadlines, is_fresh=is_fresh)
     try:
-        with await pool.request(target.origin, "POST", target.path, target.headers, body, answer, deadlines):
+        with await request:
             await answer.over
     except UpstreamLost as lost:
         answer.on_lost(lost)
