@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from twinpool.measure.gaps import Gaps
 from twinpool.measure.timeline import Timeline
 from twinpool.sim.fleet import SimulatedWorker
 from twinpool.sim.sequence import Sequence
+from twinpool.sim.stream_gaps import StreamGaps
 from twinpool.workload.offered import Offered
 
 
@@ -23,14 +23,14 @@ class Placed(NamedTuple):
 
 class Ended(NamedTuple):
     """One request's end. `outcome` is ok, refused, rejected, failed or left; `path` None where no worker was given it. `gaps`
-    are those of a finished stream, `stalled_s` the time inside gaps over ten times the objective."""
+    are those of a finished stream."""
 
     offered: Offered
     outcome: str
     path: str | None
     timeline: Timeline
-    gaps: Gaps | None = None
-    stalled_s: float = 0.0
+    gaps: StreamGaps | None = None
+    cached_tokens: int = 0
 
 
 class Client:

@@ -12,6 +12,7 @@ own KV reads. The share of steps beyond the table is counted, since their figure
 
 from bisect import bisect_left
 
+from twinpool.measure.indicators import UnitCosts
 from twinpool.profile import Profile
 
 _TABULATED_TOKENS = 9216
@@ -61,6 +62,20 @@ class StepCost:
     def linear(self, tokens: int) -> float:
         """L: a step over `tokens` tokens, without attention."""
         return self._tabulated[tokens] if tokens < _TABULATED_TOKENS else self._interpolated(tokens)
+
+    def at_full_batches(self, profile: Profile, itl_s: float) -> UnitCosts:
+        """What useful work is counted in: a token of a long batch of prompts, and one of the largest batch of a context of 2,000
+        tokens that fits and keeps the ITL objective (of the table's, where none does)."""
+        full, context = 4096, 2000
+        batch = 1
+        for more in range(2, profile.max_sequences + 1):
+            if more * context > profile.kv_tokens or self.decode(more, more * context) > itl_s:
+                break
+            batch = more
+        return UnitCosts(
+            prefill_s_per_token=self.linear(full) / full,
+            decode_s_per_token=self.decode(batch, batch * context) / batch,
+        )
 
     def _interpolated(self, tokens: int) -> float:
         lengths, seconds = self._lengths, self._linear_s

@@ -51,6 +51,7 @@ class Driver:
         self._requests: dict[str, Client] = {}
         self._handles: dict[tuple[str, int], Placed] = {}
         self._offered: Iterator[Offered] = iter(())
+        self._expects = False
         self._arrived = 0
         self._events: deque[on.Event] = deque()
         self._is_feeding = False
@@ -69,9 +70,9 @@ class Driver:
             do.RecordRole: self._record_role,
         }
 
-    @property
-    def live_requests(self) -> int:
-        return len(self._requests)
+    def is_going(self) -> bool:
+        """A request lives, or one is to come."""
+        return bool(self._requests) or self._expects
 
     def start(self, workers: dict[str, SimulatedWorker], offered: Iterator[Offered]) -> None:
         """All workers are well at time zero, and the first client is on its way."""
@@ -108,6 +109,7 @@ class Driver:
 
     def _expect_next(self) -> None:
         offered = next(self._offered, None)
+        self._expects = offered is not None
         if offered is not None:
             self._loop.call_at(offered.at_s, Rank.CLIENT, self._arrive, offered)
 
@@ -223,43 +225,35 @@ class Driver:
     def _send_prefill(self, command: do.SendPrefill) -> None:
         client = self._requests[command.request]
         client.begin(command.attempt, "disaggregated", self._loop.at)
-        offered = client.offered
-        sequence = Sequence(client, Leg.PREFILL, offered.prompt_tokens, 1, offered.prefix)
-        client.prefill = self._place(client, command.worker, sequence)
+        worker = self.workers[command.worker]
+        placed = client.prefill = Placed(worker, worker.incarnation, Sequence(client, Leg.PREFILL, client.offered))
+        self._send(client, placed)
 
     def _send_decode(self, command: do.SendDecode) -> None:
         client = self._requests[command.request]
         client.decode_sent = self._loop.at
-        offered = client.offered
-        sequence = Sequence(client, Leg.DECODE, offered.prompt_tokens, offered.output_tokens, offered.prefix)
-        client.decode = self._place(client, command.worker, sequence)
+        worker = self.workers[command.worker]
+        placed = client.decode = Placed(worker, worker.incarnation, Sequence(client, Leg.DECODE, client.offered))
+        self._send(client, placed)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         client = self._requests[command.request]
         client.begin(command.attempt, "colocated", self._loop.at)
-        offered = client.offered
-        sequence = Sequence(
-            client,
-            Leg.WHOLE,
-            offered.prompt_tokens + client.written,
-            max(1, offered.output_tokens - client.written),
-            offered.prefix,
-        )
+        sequence = Sequence(client, Leg.WHOLE, client.offered, written=client.written)
         broken = client.decode
         if client.written and broken is not None:  # the client sees one stream, with one long gap in it
             sequence.gaps = broken.sequence.gaps
             sequence.last_token_at = broken.sequence.last_token_at
-        client.decode = self._place(client, command.worker, sequence)
+        worker = self.workers[command.worker]
+        placed = client.decode = Placed(worker, worker.incarnation, sequence)
+        self._send(client, placed)
 
-    def _place(self, client: Client, name: str, sequence: Sequence) -> Placed:
-        worker = self.workers[name]
-        placed = Placed(worker, worker.incarnation, sequence)
+    def _send(self, client: Client, placed: Placed) -> None:
+        what = (client, client.attempt, placed)
         if self._gateway.dispatch_s > 0:
-            at = self._loop.at + self._gateway.dispatch_s
-            self._loop.call_at(at, Rank.HANDOFF, self._deliver, (client, client.attempt, placed))
+            self._loop.call_at(self._loop.at + self._gateway.dispatch_s, Rank.HANDOFF, self._deliver, what)
         else:
-            self._loop.call_at(self._loop.at, Rank.STEP, self._deliver, (client, client.attempt, placed))
-        return placed
+            self._deliver(self._loop.at, what)
 
     def _deliver(self, at: float, what: tuple[Client, int, Placed]) -> None:
         client, attempt, placed = what
@@ -359,6 +353,8 @@ class Driver:
         if outcome != "ok" or client.decode is None:
             self._on_end(Ended(client.offered, outcome, client.path, client.timeline(at)))
             return
-        gaps = client.decode.sequence.gaps
-        measured = gaps.measured(client.decode.sequence.last_token_at or at)
-        self._on_end(Ended(client.offered, outcome, client.path, client.timeline(at), measured, gaps.stalled_s))
+        sequence = client.decode.sequence
+        read_by = client.prefill.sequence if client.prefill is not None else sequence
+        self._on_end(
+            Ended(client.offered, outcome, client.path, client.timeline(at), sequence.gaps, read_by.cached_tokens)
+        )

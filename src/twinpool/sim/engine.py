@@ -24,7 +24,7 @@ from twinpool.sim.cost import StepCost
 from twinpool.sim.loop import Loop, Rank
 from twinpool.sim.prefix_cache import PrefixCache
 from twinpool.sim.sequence import Place, Sequence
-from twinpool.sim.stream_gaps import StepGaps
+from twinpool.sim.stream_gaps import GapLimits, StepGaps
 
 _LONGEST_LEAP = 64
 """Steps. With 128 sequences on the profiles at hand the last step of a leap is 0.7 % longer than its first."""
@@ -55,6 +55,10 @@ class Listener(Protocol):
     def has_room(self, at: float, sequence: Sequence) -> None: ...
 
 
+Meter = Callable[[float, int, int, float | None], None]
+"""Is told that so many tokens, of short and of long requests, came up to now, each so many seconds after its stream's last one;
+None for first tokens."""
+
 _Piece = tuple[Callable[[float, Sequence], None], Sequence]
 """Of news: who must be told, and of which sequence."""
 
@@ -77,7 +81,7 @@ class EngineTotals:
 class Engine:
     """One engine on the loop. `slowness` stretches every step that begins from now on; `budget_tokens` may be set between steps."""
 
-    def __init__(self, loop: Loop, cost: StepCost, limits: EngineLimits, listener: Listener, stalled_from_s: float) -> None:
+    def __init__(self, loop: Loop, cost: StepCost, limits: EngineLimits, listener: Listener, meter: Meter, gap_limits: GapLimits) -> None:
         self.limits = limits
         self.budget_tokens = limits.budget_tokens
         self.slowness = 1.0
@@ -85,7 +89,8 @@ class Engine:
         self._loop = loop
         self._cost = cost
         self._listener = listener
-        self._stalled_from_s = stalled_from_s
+        self._meter = meter
+        self._gap_limits = gap_limits
         self._version = 0  # of the step under way: the end of one that was cut means nothing
         self._order = 0
         self._cache = PrefixCache()
@@ -105,6 +110,7 @@ class Engine:
         self._context = 0  # tokens of KV of the running ones
         self._reserved = 0  # of those that read or come
         self._held_tokens = 0
+        self._running_long = 0
         self._batch = 0  # sequences that decode in the step under way
         self._step = 0  # number of decode steps that ended
         self._leap = 0  # steps under way at once
@@ -112,7 +118,7 @@ class Engine:
         self._began = 0.0
         self._stood_s = 0.0  # since the last decode step, in steps that only read
         self._is_busy = False  # a step is under way, or is about to begin
-        self._gaps = StepGaps(self._stalled_from_s)
+        self._gaps = StepGaps(self._gap_limits)
 
     # What can be seen
 
@@ -254,7 +260,7 @@ class Engine:
             batch = 0
             step_s = cost.prefill(chunk_tokens, attended)
         elif batch:
-            if not self._newcomers:
+            if not self._newcomers and not self._stood_s:
                 room = (self.limits.kv_tokens - self.kv_used) // batch
                 leap = max(1, min(_LONGEST_LEAP, self._ends[0][0] - self._step, room))
             step_s = cost.decode(batch, self._context + batch * (leap - 1) / 2)
@@ -333,7 +339,7 @@ class Engine:
         if self._batch:
             self._tokens_written(at, leap, step_s, news)
         else:
-            self._stood_s += step_s
+            self._stood_s = self._stood_s + step_s if self._running else 0.0
         if self._chunks:
             totals.mixed_steps += self._batch > 0
             self._chunks_read(at, news)
@@ -351,27 +357,30 @@ class Engine:
         if batch > cost.largest_batch or self._context > batch * cost.longest_context:
             self.totals.beyond_table_s += leap * step_s
         self._context += len(self._running) * leap
-        if self._stood_s:  # the first of these steps ends a gap in which others only read
-            gaps.count(self._stood_s + step_s, self._step + 1, 1)
-            self._stood_s = 0.0
-            if leap > 1:
-                gaps.count(step_s, self._step + 2, leap - 1)
-        else:
-            gaps.count(step_s, self._step + 1, leap)
+        gap_s = step_s + self._stood_s  # with what others only read meanwhile; a leap never follows such a step
+        self._stood_s = 0.0
+        gaps.count(gap_s, self._step + 1, leap)
         self._step += leap
         step = self._step
+        long = self._running_long
+        short = len(self._running) - long
         if self._newcomers:
             for sequence in self._newcomers:
-                if sequence.place is not Place.RUNNING:
-                    continue
+                if sequence.is_long:
+                    long -= 1
+                else:
+                    short -= 1
                 self._token_of_its_own(at, sequence, news)
                 sequence.gaps.begin(gaps, step)
             self._newcomers.clear()
+        if short or long:
+            self._meter(at, short * leap, long * leap, gap_s)
         ends = self._ends
         while ends and ends[0][0] <= step:
             ends_at_step, _, sequence = heappop(ends)
             if sequence.place is Place.RUNNING and sequence.ends_at_step == ends_at_step:
                 del self._running[sequence]
+                self._running_long -= sequence.is_long
                 self._context -= sequence.joined_tokens + step - sequence.joined_step
                 self._finish(at, sequence, news)
         if not self._running:
@@ -409,9 +418,12 @@ class Engine:
 
     def _token_of_its_own(self, at: float, sequence: Sequence, news: list[_Piece]) -> None:
         """One whose gap, if it has one, nobody shares: the first on this engine, or the first after a preemption."""
+        gap_s = None
         if sequence.last_token_at is not None:
-            sequence.gaps.own(at - sequence.last_token_at, self._stalled_from_s)
+            gap_s = at - sequence.last_token_at
+            sequence.gaps.own(gap_s, self._gap_limits)
         sequence.last_token_at = at
+        self._meter(at, not sequence.is_long, sequence.is_long, gap_s)
         if not sequence.is_begun:
             sequence.is_begun = True
             news.append((self._listener.first_token, sequence))
@@ -438,6 +450,7 @@ class Engine:
         self._order += 1
         heappush(self._ends, (sequence.ends_at_step, self._order, sequence))
         self._running[sequence] = None
+        self._running_long += sequence.is_long
         self._context += kv_tokens
         self._newcomers.append(sequence)
 
@@ -445,6 +458,7 @@ class Engine:
         """Take it out of the batch before its end; its entry among the ends is ignored when it comes up."""
         sequence.written += self._step - sequence.joined_step
         del self._running[sequence]
+        self._running_long -= sequence.is_long
         self._context -= sequence.joined_tokens + self._step - sequence.joined_step
         sequence.gaps.pause(self._gaps)
         if sequence in self._newcomers:

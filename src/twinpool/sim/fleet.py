@@ -7,10 +7,11 @@ import msgspec
 from twinpool.core.model import Dialect, Role, WorkerFacts
 from twinpool.profile import Profile
 from twinpool.sim.cost import StepCost
-from twinpool.sim.engine import Engine, EngineLimits, Listener
+from twinpool.sim.engine import Engine, EngineLimits, Listener, Meter
 from twinpool.sim.link import Ports
 from twinpool.sim.loop import Loop
 from twinpool.sim.scenario import WorkerGroup
+from twinpool.sim.stream_gaps import GapLimits
 
 MODEL = "simulated"
 
@@ -43,11 +44,12 @@ class SimulatedWorker:
     def restart(self) -> None:
         self.incarnation += 1
         self.is_up = True
+        self.engine.slowness = self.kind.group.slowness
         self.facts = msgspec.structs.replace(self.facts, incarnation=str(self.incarnation))
 
 
 def build_fleet(
-    kinds: list[Kind], loop: Loop, listener: Listener, *, stalled_from_s: float, lease_s: float, continues: bool
+    kinds: list[Kind], loop: Loop, listener: Listener, meter: Meter, *, gap_limits: GapLimits, lease_s: float, continues: bool
 ) -> dict[str, SimulatedWorker]:
     """By id, `w000` on, in the order of the groups."""
     fleet: dict[str, SimulatedWorker] = {}
@@ -77,7 +79,7 @@ def build_fleet(
                 lease_s=lease_s,
                 continues=continues,
             )
-            engine = Engine(loop, kind.cost, limits, listener, stalled_from_s)
+            engine = Engine(loop, kind.cost, limits, listener, meter, gap_limits)
             engine.slowness = group.slowness
             fleet[name] = SimulatedWorker(facts, kind, engine, Ports.of(group.handoff_bytes_per_s or profile.handoff_bytes_per_s))
     return fleet

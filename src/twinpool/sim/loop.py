@@ -41,10 +41,10 @@ class Loop:
         self._order += 1
         heappush(self._heap, (at if at > self.at else self.at, rank, self._order, call, what))
 
-    def run(self, until: float = float("inf")) -> None:
-        """Until nothing is left to happen up to and with `until`."""
+    def run(self, is_going: Callable[[], bool]) -> None:
+        """Until nothing is left to happen, or nobody is going any more."""
         heap = self._heap
-        while heap and heap[0][0] <= until:
+        while heap and is_going():
             self.at, _, _, call, what = heappop(heap)
             call(self.at, what)
 

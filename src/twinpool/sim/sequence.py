@@ -5,6 +5,7 @@ from typing import Any
 
 from twinpool.core.model import Leg
 from twinpool.sim.stream_gaps import StreamGaps
+from twinpool.workload.offered import Offered
 
 
 class Place(IntEnum):
@@ -23,7 +24,7 @@ class Place(IntEnum):
 class Sequence:
     """`target_tokens` must be read before the next token: the prompt, and after a preemption what was written too.
 
-    `request` is whatever the driver wants back. `written` counts tokens of this leg, `output_tokens` is how many there will be.
+    A prefill leg writes one token, which nobody sees. `request` is whatever the driver wants back. `written` counts tokens of this leg, `output_tokens` is how many there will be.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class Sequence:
         "expires",
         "gaps",
         "is_begun",
+        "is_long",
         "joined_step",
         "joined_tokens",
         "last_token_at",
@@ -46,13 +48,14 @@ class Sequence:
         "written",
     )
 
-    def __init__(self, request: Any, leg: Leg, prompt_tokens: int, output_tokens: int, prefix: tuple[int, ...] = ()) -> None:
+    def __init__(self, request: Any, leg: Leg, offered: Offered, *, written: int = 0) -> None:
         self.request = request
         self.leg = leg
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.prefix = prefix
-        self.target_tokens = prompt_tokens
+        self.prompt_tokens = offered.prompt_tokens + written
+        self.output_tokens = max(1, offered.output_tokens - written)
+        self.prefix = offered.prefix
+        self.is_long = offered.is_long
+        self.target_tokens = self.prompt_tokens
         self.read_tokens = 0
         self.cached_tokens = 0
         self.written = 0
