@@ -20,7 +20,7 @@ class Recording(Recorder):
         self.gap_limits = GapLimits(objectives.slo_itl_s, STALL_FACTOR * objectives.slo_itl_s)
         self.outcomes: Counter[str] = Counter()
         self.paths: Counter[str] = Counter()  # of what finished
-        self.met_all = 0  # requests that met the objectives, outside the window too
+        self.misses = 0  # of the requests of the window
         self.read_tokens = 0  # of finished requests: prompt tokens that were computed
         self.written_tokens = 0
         self.last_end_s = 0.0
@@ -31,7 +31,6 @@ class Recording(Recorder):
         self.last_end_s = timeline.ended
         blocks = self.long if offered.is_long else self.short
         is_met = self._is_met(end)
-        self.met_all += is_met
         if end.gaps is not None:
             self.paths[end.path or "none"] += 1
             self.read_tokens += offered.prompt_tokens - end.cached_tokens
@@ -45,6 +44,7 @@ class Recording(Recorder):
         block = blocks[at]
         block.requests += 1
         block.met += is_met
+        self.misses += not is_met
         gaps, ttft_s = end.gaps, timeline.ttft_s
         if gaps is None or ttft_s is None:
             block.failed += 1

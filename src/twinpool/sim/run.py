@@ -1,6 +1,7 @@
 """Run a scenario: builds its fleet, its traffic and the controller, plays them to the end, and says what was seen."""
 
 from collections.abc import Callable, Iterator
+from math import inf
 from random import Random
 from typing import NamedTuple
 
@@ -53,6 +54,13 @@ class Run(NamedTuple):
     costs: UnitCosts
     seconds: float
     lost_leases: int
+    is_whole: bool = True
+    """False where it was given up because it could not reach the wanted attainment any more."""
+
+    @property
+    def attainment_ratio(self) -> float:
+        """Of the requests that arrived in the counted window, those that met the objectives."""
+        return self.recording.attainment_ratio if self.is_whole else 0.0
 
     @property
     def beyond_table_ratio(self) -> float:
@@ -128,9 +136,11 @@ def simulate(
     build: Build = build_controller,
     requests: Iterator[Offered] | None = None,
     load: Callable[[str], Profile] = load_profile,
+    misses_allowed: float = inf,
     on_step: Callable[[on.Event, list[do.Command]], None] | None = None,
 ) -> Run:
-    """Play `arm` to the end of its last request. `requests` stand in for the scenario's traffic where they are given."""
+    """Play `arm` to the end of its last request. `requests` stand in for the scenario's traffic where they are given. It is given
+    up when more than `misses_allowed` requests of the counted window have missed the objectives."""
     objectives = scenario.objectives
     kinds = [kind_of(group, load) for group in arm.workers]
     loop = Loop()
@@ -156,7 +166,7 @@ def simulate(
         )
     driver.start(workers, _told(requests, use.offer))
     Faults(loop, driver, scenario.gateway.probe_interval_s).expect(scenario.faults)
-    loop.run(driver.is_going)
+    loop.run(lambda: driver.is_going() and recording.misses <= misses_allowed)
     return Run(
         arm,
         recording,
@@ -167,6 +177,7 @@ def simulate(
         costs,
         max(loop.at, scenario.duration_s),
         driver.lost_leases,
+        recording.misses <= misses_allowed,
     )
 
 
