@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from twinpool.profile import Profile
 from twinpool.sim.cost import StepCost
+from twinpool.sim.fleet import Kind
 from twinpool.workload.offered import Offered
 
 
@@ -24,7 +25,6 @@ class Demand(NamedTuple):
     """Means of a request: prompt tokens to read, Σ of attended pairs (for a whole prompt its length squared), tokens to write
     after the first one, and the context that a token is written with."""
 
-    requests: int
     prompt_tokens: float
     attended: float
     decode_tokens: float
@@ -38,19 +38,36 @@ class Configuration(NamedTuple):
     output_tokens_s: float
 
 
+class DemandSum:
+    """Adds up requests as they pass; without what prefix caches may save."""
+
+    __slots__ = ("_attended", "_context", "_decode", "_prompt", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self._prompt = self._attended = self._decode = self._context = 0
+
+    def add(self, request: Offered) -> None:
+        prompt, written = request.prompt_tokens, request.output_tokens - 1
+        self.requests += 1
+        self._prompt += prompt
+        self._attended += prompt * prompt
+        self._decode += written
+        self._context += written * (prompt + request.output_tokens // 2)
+
+    def mean(self) -> Demand:
+        """Raises `ValueError` where nothing was added."""
+        if not self.requests:
+            raise ValueError("a demand of no requests")
+        prompt = self._prompt / self.requests
+        context = self._context / self._decode if self._decode else prompt
+        return Demand(prompt, self._attended / self.requests, self._decode / self.requests, context)
+
+
 def demand_of(requests: Iterable[Offered]) -> Demand:
-    """Without what prefix caches may save."""
-    count = prompt = attended = decode = context = 0
+    total = DemandSum()
     for request in requests:
-        count += 1
-        prompt += request.prompt_tokens
-        attended += request.prompt_tokens**2
-        written = request.output_tokens - 1
-        decode += written
-        context += written * (request.prompt_tokens + request.output_tokens // 2)
-    if not count:
-        raise ValueError("a demand of no requests")
-    return Demand(count, prompt / count, attended / count, decode / count, context / decode if decode else prompt / count)
+        total.add(request)
+    return total.mean()
 
 
 def configurations(
@@ -83,6 +100,16 @@ def configurations(
                 seconds = step_s(chunk)
                 found.append(Configuration(chunk / seconds, batch / seconds))
     return _hull(found)
+
+
+def fleet_bound_req_s(demand: Demand, kinds: Iterable[Kind], itl_s: float) -> float:
+    """Of any policy on these workers, each free to do either half, at the budgets their engines have."""
+    groups = []
+    for kind in kinds:
+        budget = max([kind.group.budget_tokens, *kind.group.budget_by_role.values()])
+        steps = configurations(kind.profile, kind.cost, demand, itl_s, budget_tokens=budget)
+        groups.append((kind.group.count, steps))
+    return capacity_req_s(demand, groups)
 
 
 def capacity_req_s(demand: Demand, groups: Iterable[tuple[int, list[Configuration]]]) -> float:

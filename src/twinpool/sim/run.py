@@ -1,5 +1,6 @@
 """Run a scenario: builds its fleet, its traffic and the controller, plays them to the end, and says what was seen."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
 from random import Random
@@ -16,9 +17,9 @@ from twinpool.core.decisions import Decision
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.measure.blocks import Window
-from twinpool.measure.indicators import WINDOW_S, Indicators, Limits, Load, UnitCosts, judge, use_of, useful_work_ratio
-from twinpool.measure.report import Report, figures_of, report_of
+from twinpool.measure.indicators import WINDOW_S, UnitCosts
 from twinpool.profile import Profile
+from twinpool.sim.bound import DemandSum
 from twinpool.sim.cost import StepCost
 from twinpool.sim.driver import Driver
 from twinpool.sim.engine import EngineTotals
@@ -47,14 +48,17 @@ class Run(NamedTuple):
 
     arm: Arm
     recording: Recording
-    decisions: list[tuple[Decision, int]]
+    decisions: Counter[Decision]
     role_changes: list[tuple[float, str, Role, str]]
     totals: dict[str, EngineTotals]
     windows: list[UseWindow]
     costs: UnitCosts
     seconds: float
+    arrivals_s: float
     lost_leases: int
-    is_whole: bool = True
+    demand: DemandSum
+    kinds: list[Kind]
+    is_whole: bool
     """False where it was given up because it could not reach the wanted attainment any more."""
 
     @property
@@ -74,6 +78,7 @@ class _Use:
 
     def __init__(self, loop: Loop, workers: dict[str, SimulatedWorker], costs: UnitCosts, until_s: float) -> None:
         self.windows: list[UseWindow] = []
+        self.demand = DemandSum()
         self._loop = loop
         self._workers = list(workers.values())
         self._costs = costs
@@ -83,6 +88,7 @@ class _Use:
         loop.call_at(WINDOW_S, Rank.TIMER, self._look)
 
     def offer(self, request: Offered) -> None:
+        self.demand.add(request)
         costs = self._costs
         self._offered_s += costs.prefill_s_per_token * request.prompt_tokens + costs.decode_s_per_token * request.output_tokens
 
@@ -170,13 +176,16 @@ def simulate(
     return Run(
         arm,
         recording,
-        sorted(driver.decisions.items(), key=lambda item: -item[1]),
+        driver.decisions,
         driver.role_changes,
         {name: worker.engine.totals for name, worker in workers.items()},
         use.windows,
         costs,
         max(loop.at, scenario.duration_s),
+        scenario.duration_s,
         driver.lost_leases,
+        use.demand,
+        kinds,
         recording.misses <= misses_allowed,
     )
 
@@ -185,34 +194,3 @@ def _told(requests: Iterator[Offered], tell: Callable[[Offered], None]) -> Itera
     for request in requests:
         tell(request)
         yield request
-
-
-def report(run: Run, *, limits: Limits | None = None) -> Report:
-    """With the contract's keys. The verdict is over the indicators."""
-    recording = run.recording
-    window = recording.window
-    loads = [Load(seen.offered_s, sum(seen.busy) / len(seen.busy)) for seen in run.windows]
-    mean, peak, count = use_of(loads)
-    rng = Random(0)  # noqa: S311  # the same intervals every time
-    long = figures_of([[block] for block in recording.long], rng)
-    useful = useful_work_ratio(
-        run.costs,
-        prompt_tokens=recording.read_tokens,
-        output_tokens=recording.written_tokens,
-        workers=len(run.totals),
-        seconds=run.seconds,
-    )
-    indicators = Indicators(
-        ttft_long_s=long.ttft_s.mean if long.ttft_s else None,
-        ttft_long_interval_s=(long.intervals.get("ttft_s") or {}).get("mean"),
-        long_requests=long.requests - long.failed,
-        long_failed=long.failed,
-        utilization_mean_ratio=mean,
-        utilization_at_peak_ratio=peak,
-        windows=count,
-        useful_work_ratio=useful,
-    )
-    limits = limits or Limits(ttft_long_s=recording.objectives.slo_ttft_s)
-    if window.seconds <= 0:
-        raise UserError("the scenario ends before anything is counted")
-    return report_of([recording], indicators, judge(indicators, limits), Random(0))  # noqa: S311
