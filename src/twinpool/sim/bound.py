@@ -12,17 +12,18 @@ objectives with one in ten requests.)
 """
 
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
 from twinpool.profile import Profile
 from twinpool.sim.cost import StepCost
 from twinpool.sim.fleet import Kind
-from twinpool.workload.offered import Offered
+from twinpool.workload.offered import BLOCK_TOKENS, Offered
 
 
 class Demand(NamedTuple):
-    """Means of a request: prompt tokens to read, Σ of attended pairs (for a whole prompt its length squared), tokens to write
+    """Means of a request: prompt tokens to read, pairs attended to meanwhile (for a whole prompt its length squared), tokens to write
     after the first one, and the context that a token is written with."""
 
     prompt_tokens: float
@@ -39,20 +40,27 @@ class Configuration(NamedTuple):
 
 
 class DemandSum:
-    """Adds up requests as they pass; without what prefix caches may save."""
+    """Adds up requests as they pass. A block that came before counts as read already: no cache can save more."""
 
-    __slots__ = ("_attended", "_context", "_decode", "_prompt", "requests")
+    __slots__ = ("_attended", "_blocks", "_context", "_decode", "_prompt", "requests")
 
     def __init__(self) -> None:
         self.requests = self._prompt = self._attended = self._decode = self._context = 0
+        self._blocks: set[int] = set()
 
     def add(self, request: Offered) -> None:
         prompt, written = request.prompt_tokens, request.output_tokens - 1
+        cached = self._known(request) if request.prefix else 0
         self.requests += 1
-        self._prompt += prompt
-        self._attended += prompt * prompt
+        self._prompt += prompt - cached
+        self._attended += prompt * prompt - cached * cached
         self._decode += written
         self._context += written * (prompt + request.output_tokens // 2)
+
+    def _known(self, request: Offered) -> int:
+        known = sum(1 for _ in takewhile(self._blocks.__contains__, request.prefix))
+        self._blocks.update(request.prefix)
+        return min(known * BLOCK_TOKENS, request.prompt_tokens - 1)
 
     def mean(self) -> Demand:
         """Raises `ValueError` where nothing was added."""
