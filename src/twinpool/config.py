@@ -5,6 +5,7 @@ key; command-line options are laid over it in `cli`.
 """
 
 import tomllib
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -38,9 +39,18 @@ class Routing(_Section, frozen=True):
     request_timeout_s: Seconds = 600.0  # from arrival to the first byte, all attempts together
     max_attempts: Count = 3  # one request is tried on at most this many engines
     lease_s: Seconds = 30.0  # what stock vLLM grants where the engine does not say
+    lease_margin_s: Seconds = 2.0  # a first token is trusted until so long before the lease ends: networks and clocks are slow
+    pair_strikes: Count = 3  # requests in a row whose handoff fails set a pair aside: one may be the request's own fault
+    canary_share: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.01  # of a worker's time, at most
+    canary_tolerance: Seconds = 0.3  # of log-probability: bfloat16 on two engines differs by up to 0.1
+    canary_interval_s: Seconds = 5.0  # between two looks at a pair in use, at least: what broke is seen within seconds
+    canary_idle_s: Seconds = 60.0  # the same while nothing goes that way
     pause_s: Seconds = (
         1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
     )
+    # A pair whose canary moves KV more slowly is said to be slow: it goes another way than was meant. 0 is none. None: what the
+    # devices of engines started here lead one to expect, and none for those that run already.
+    handoff_floor_gb_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_pause_s: Seconds = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
 
 
@@ -67,16 +77,83 @@ class Server(_Section, frozen=True):
     body_timeout_s: Seconds = 30.0  # half a request then silence
     keep_alive_s: Seconds = 75.0
     expose_route: bool = False  # x-twinpool-* answer headers: topology is nobody's business by default
+    engine_api_key_file: str | None = None  # for engines that have no key of their own; a client's key never goes to one
     probe_interval_s: Seconds = 1.0
     drain_s: Seconds = 30.0  # how long running answers may go on once the gateway was told to stop
 
 
-class Attached(_Section, frozen=True):
-    """One engine that runs already."""
+class Ceilings(_Section, frozen=True):
+    """What one request may ask for, so that none can use up an engine alone. Over a ceiling it is refused with 400, field and
+    limit named; None is no ceiling. The size of a body is `server.max_body_bytes`."""
+
+    n: Count | None = 128  # OpenAI's own
+    best_of: Count | None = 128
+    logprobs: Count | None = 20  # for each token, as `top_logprobs` too: OpenAI's own, and vLLM's default
+    prompt_logprobs: Count | None = 20  # for each token of the prompt: without a ceiling, one long prompt ends an engine
+    max_tokens: Count | None = None  # the context ends it
+    temperature: Annotated[float, msgspec.Meta(gt=0)] | None = 100.0  # beyond, samplers divide by what they should not
+    stop_sequences: Count | None = 256  # each is looked for after every token
+    regex_bytes: Count | None = 4096  # compiled into an automaton, which can be exponentially larger
+    grammar_bytes: Count | None = 64 * 1024
+    schema_bytes: Count | None = 256 * 1024
+    schema_depth: Count | None = 64  # levels of a JSON schema, and of tools
+    choices: Count | None = 4096  # of a guided choice
+    logit_bias: Count | None = 4096  # entries
+    media_domains: tuple[str, ...] | None = None  # None: engines fetch what URLs say. []: data URLs only. Else these hosts too
+
+
+class Connector(StrEnum):
+    """Through what an engine hands KV over: vLLM's `kv_connector`, which no route of it tells."""
+
+    NIXL = "nixl"
+    LMCACHE = "lmcache"
+    MOONCAKE = "mooncake"
+    NONE = "none"
+
+
+class KvRole(StrEnum):
+    """vLLM's `kv_role`, which no route of it tells. Not an empty flag: without the consumer's half the scheduler does not
+    protect freed blocks from a step that still runs."""
+
+    BOTH = "kv_both"
+    PRODUCER = "kv_producer"
+    CONSUMER = "kv_consumer"
+
+
+class Declared(_Section, frozen=True):
+    """What is to be known of an engine and cannot be asked. None: what it says itself, or the default named here."""
+
+    connector: Connector | None = None  # nixl where it may prefill or decode, none where it is colocated only
+    kv_role: KvRole = KvRole.BOTH
+    lease_s: Seconds | None = None  # `routing.lease_s`, which is vLLM's own default
+    budget_tokens: Count | None = None  # `max_num_batched_tokens`: tokens a step
+    tensor_parallel: Count | None = None  # 1
+    dtype: str | None = None
+    slots: Count | None = None  # `max_num_seqs`: sequences at once
+
+
+def declared_of(engine: Declared) -> Declared:
+    """That part alone of a record that has more."""
+    return Declared(**{name: getattr(engine, name) for name in Declared.__struct_fields__})
+
+
+class Attached(Declared, frozen=True, kw_only=True):
+    """One engine that runs already. Its key is sent with every request to it; without one, `server.engine_api_key_file`."""
 
     url: str
     role: str = "colocated"
     allowed_roles: tuple[str, ...] = ()  # empty: only its role
+    api_key_file: str | None = None
+
+
+class Launch(_Section, frozen=True):
+    """vLLM engines that are started here, ``serve --engine vllm``. None: by whether they compute on GPUs or on the CPU."""
+
+    max_num_batched_tokens: Count | None = None  # 2,048 on GPUs, 256 on the CPU: every running answer waits for a step to end
+    max_num_seqs: Count | None = None  # 256 on GPUs, which is vLLM's own default, 16 on the CPU
+    port: Count = 8100  # of the first engine; the next free ones are for the others
+    side_channel_port: Count = 5600  # the same for NIXL's handshake; vLLM's own default, which all engines would take
+    start_s: Seconds = 1800.0  # hundreds of GB from a slow disk, then compiling
 
 
 class Kept(_Section, frozen=True):
@@ -93,6 +170,8 @@ class Config(_Section, frozen=True):
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
     timeouts: Timeouts = Timeouts()
+    limits: Ceilings = Ceilings()
+    launch: Launch = Launch()
     journal: Kept = Kept()
     access_log: Kept = Kept()
     workers: tuple[Attached, ...] = ()

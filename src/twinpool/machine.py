@@ -39,9 +39,17 @@ def read_machine(root: Path = Path("/")) -> Machine:
 
 def _cores(root: Path) -> tuple[int, ...]:
     """The ids this process may run on, hardware threads of one core side by side, so that neighbours go to one worker."""
+    if root != Path("/") and (online := _read(root / "sys/devices/system/cpu/online")):  # another machine's, and all of them
+        return tuple(sorted(_ids(online), key=lambda core: (_first_sibling(root, core), core)))
     if not hasattr(os, "sched_getaffinity"):
         return ()
     return tuple(sorted(os.sched_getaffinity(0), key=lambda core: (_first_sibling(root, core), core)))
+
+
+def _ids(text: str) -> list[int]:
+    """``0-2,5`` as Linux writes it."""
+    ends = (part.partition("-") for part in text.split(","))
+    return [core for first, _, last in ends for core in range(int(first), int(last or first) + 1)]
 
 
 def _first_sibling(root: Path, core: int) -> int:

@@ -1,12 +1,12 @@
 import pytest
 
 from twinpool.cli.fleet import ALL_ROLES, Engine, Given, choose_fleet, engine_url
-from twinpool.config import Attached, Config
+from twinpool.config import Attached, Config, Declared, KvRole
 from twinpool.deploy.plan import Wanted
 from twinpool.errors import UserError
 
 NOTHING = Config()
-FILE = Config(workers=(Attached("http://a:1", "prefill", ("prefill", "decode")),))
+FILE = Config(workers=(Attached(url="http://a:1", role="prefill", allowed_roles=("prefill", "decode")),))
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_engines_of_the_file_may_be_allowed_more_and_flags_win_over_them() -> No
         (NOTHING, Given(decode=("a:1",), decode_workers=1), "--decode-workers starts some here"),
         (FILE, Given(colocated_workers=1), "the workers of the config file .* --colocated-workers"),
         (NOTHING, Given(prefill=("a:1",), decode=("http://a:1/",)), "http://a:1 is given twice"),
-        (Config(workers=(Attached("a:1", "both"),)), Given(), "the role 'both': it can be prefill, decode, colocated"),
-        (Config(workers=(Attached("a:1", "prefill", ("decode",)),)), Given(), "allowed_roles leave out"),
+        (Config(workers=(Attached(url="a:1", role="both"),)), Given(), "the role 'both': it can be prefill, decode, colocated"),
+        (Config(workers=(Attached(url="a:1", role="prefill", allowed_roles=("decode",)),)), Given(), "allowed_roles leave out"),
     ],
 )
 def test_what_contradicts_itself_is_refused(config: Config, given: Given, said: str) -> None:
@@ -82,3 +82,22 @@ def test_what_is_no_url(text: str) -> None:
 
 def test_the_roles_are_the_contract_s() -> None:
     assert ALL_ROLES == ("prefill", "decode", "colocated")
+
+
+def test_what_is_declared_of_an_engine_goes_with_it() -> None:
+    declared = Attached(url="a:1", role="prefill", lease_s=6.0, kv_role=KvRole.PRODUCER, api_key_file="key")
+    (engine,) = choose_fleet(Config(workers=(declared,)), Given())  # type: ignore[misc]
+    assert engine.declared == Declared(lease_s=6.0, kv_role=KvRole.PRODUCER)
+    assert engine.api_key_file == "key"
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (Attached(url="a:1", role="decode", kv_role=KvRole.PRODUCER), "a kv_producer must never decode"),
+        (Attached(url="a:1", role="prefill", kv_role=KvRole.CONSUMER), "a kv_consumer gives no KV away"),
+    ],
+)
+def test_an_engine_whose_flag_rules_its_role_out_is_refused_before_any_traffic(engine: Attached, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        choose_fleet(Config(workers=(engine,)), Given())

@@ -69,3 +69,23 @@ def test_urls_may_follow_one_option() -> None:
         ("prefill-1", "http://b:1"),
         ("decode-0", "http://c:1"),
     ]
+
+
+def test_engines_have_a_key_each_or_one_for_all(tmp_path: Path) -> None:
+    for name, key in (("own", "key-own"), ("all", "key-all")):
+        (tmp_path / name).write_text(f"{key}\n")
+    path = tmp_path / "twinpool.toml"
+    path.write_text(
+        f'[server]\nengine_api_key_file = "{tmp_path}/all"\n'
+        f'[[workers]]\nurl = "http://a:1"\napi_key_file = "{tmp_path}/own"\n[[workers]]\nurl = "http://b:1"\nlease_s = 6\n'
+    )
+    service = prepare(Asked(**FREE, config=path))
+    assert service.engine_keys == {"colocated-0": "key-own", "colocated-1": "key-all"}
+    assert "key-" not in repr(service)
+    assert "key-" not in CliRunner().invoke(cli, ["serve", "--config", str(path), "--dry-run", "--json"]).output
+
+
+def test_a_key_that_no_header_can_carry_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("two words")
+    with pytest.raises(UserError, match="one key without spaces"):
+        prepare(Asked(**FREE, colocated=("a:1",), engine_api_key_file=tmp_path / "key"))

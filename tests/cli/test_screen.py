@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from twinpool.cli.screen import core_list, curl, show_first_screen, show_status
+from twinpool.cli.screen import FirstScreen, core_list, curl, show_first_screen, show_status
 
 
 def worker(name: str, **other: Any) -> dict[str, Any]:
@@ -93,12 +93,7 @@ def test_the_first_screen_names_what_is_down() -> None:
     show_first_screen(
         console,
         state(worker("prefill-0"), worker("decode-0", state="joining", reason="no connection", engine=None)),
-        ready_s=2.345,
-        admin_url="http://127.0.0.1:8001",
-        cores={},
-        notes=("mind the gap",),
-        log=None,
-        needs_key=False,
+        FirstScreen(2.345, "http://127.0.0.1:8001", notes=("mind the gap",)),
     )
     text = console.export_text()
     for part in (

@@ -29,6 +29,8 @@ def anything(wanted: Any, fields: dict[str, st.SearchStrategy[Any]] | None = Non
         return st.floats(low, bounds.le, exclude_min=bounds.gt is not None)
     if get_origin(wanted) in (Union, UnionType):
         return st.one_of([anything(option, given) for option in get_args(wanted)])
+    if get_origin(wanted) is tuple and get_args(wanted)[-1] is not Ellipsis:
+        return st.tuples(*(anything(part, given) for part in get_args(wanted)))
     if get_origin(wanted) is tuple:
         return st.lists(anything(get_args(wanted)[0], given), max_size=3).map(tuple)
     if issubclass(wanted, Enum):

@@ -34,6 +34,7 @@ def worker(
     serves_whole: bool = True,
     continues: bool = False,
     allowed_roles: tuple[Role, ...] = tuple(Role),
+    vouches: bool = True,
 ) -> WorkerFacts:
     """Facts of a worker whose role follows from the first letter of its name."""
     return WorkerFacts(
@@ -49,6 +50,7 @@ def worker(
         lease_s=lease_s,
         serves_whole=serves_whole,
         continues=continues,
+        vouches=vouches,
     )
 
 

@@ -510,7 +510,7 @@ def test_nonsense_never_raises_and_never_unbalances_the_books(events: list[on.Ev
             if isinstance(command, do.SendPrefill | do.SendDecode | do.SendWhole):
                 assert command.request in live
         for name in list(live):
-            if name not in controller._requests:
+            if not controller.is_live(name):
                 assert isinstance(event, on.ClientLeft | on.RequestFinished)
                 live.remove(name)
         assert controller.live_requests == len(live)

@@ -13,17 +13,12 @@ from pathlib import Path
 import pytest
 
 from twinpool.deploy.local import Deadlines, Ended, Hooks, Supervisor
-from twinpool.deploy.plan import PlannedWorker
-from twinpool.deploy.process import Ready
+from twinpool.deploy.process import Command, Ready
 from twinpool.deploy.restarts import RestartPolicy
 from twinpool.errors import UserError
 
 FAKE = Path(__file__).with_name("fake_worker.py")
 QUICK = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.05)
-
-
-def worker(name: str, role: str = "prefill") -> PlannedWorker:
-    return PlannedWorker(name, role, (), 1, 4, 8192)
 
 
 class Seen:
@@ -36,8 +31,8 @@ class Seen:
         self._news = asyncio.Event()
         self.hooks = Hooks(self._on_ready, self._on_end, self._on_log)
 
-    def _on_ready(self, which: PlannedWorker, ready: Ready) -> None:
-        self.ready.append((which.id, ready))
+    def _on_ready(self, which: str, ready: Ready) -> None:
+        self.ready.append((which, ready))
         self._news.set()
 
     def _on_end(self, ended: Ended) -> None:
@@ -54,8 +49,8 @@ class Seen:
             await self._news.wait()
 
 
-def fake(*options: str) -> Callable[[PlannedWorker, int], list[str]]:
-    return lambda which, fd: [sys.executable, str(FAKE), str(fd), *options]
+def fake(*options: str) -> Callable[[str, int], Command]:
+    return lambda which, fd: Command([sys.executable, str(FAKE), str(fd), *options], os.environ)
 
 
 def is_alive(pid: int) -> bool:
@@ -72,7 +67,7 @@ def is_alive(pid: int) -> bool:
 
 async def test_all_workers_come_up_and_none_is_left() -> None:
     seen = Seen()
-    async with Supervisor([worker("a"), worker("b")], fake(), seen.hooks, restarts=QUICK) as supervisor:
+    async with Supervisor(["a", "b"], fake(), seen.hooks, restarts=QUICK) as supervisor:
         await seen.until(ready=2)
         pids = supervisor.pids()
         assert {name: int(ready.incarnation) for name, ready in seen.ready} == pids
@@ -85,7 +80,7 @@ async def test_all_workers_come_up_and_none_is_left() -> None:
 
 async def test_a_dead_worker_is_started_again() -> None:
     seen = Seen()
-    async with Supervisor([worker("a")], fake(), seen.hooks, restarts=QUICK) as supervisor:
+    async with Supervisor(["a"], fake(), seen.hooks, restarts=QUICK) as supervisor:
         await seen.until(ready=1)
         first = supervisor.pids()["a"]
         os.kill(first, signal.SIGKILL)
@@ -98,8 +93,8 @@ async def test_a_dead_worker_is_started_again() -> None:
 
 async def test_a_worker_that_cannot_start_ends_it_all_with_its_own_words() -> None:
     seen = Seen()
-    argv = fake("--say", "twinpool: the model is no model", "--before-ready", "2")
-    async with Supervisor([worker("a")], argv, seen.hooks, restarts=QUICK) as supervisor:
+    command = fake("--say", "twinpool: the model is no model", "--before-ready", "2")
+    async with Supervisor(["a"], command, seen.hooks, restarts=QUICK) as supervisor:
         with pytest.raises(UserError, match=r"^a does not start: the model is no model$"):
             await supervisor.failed()
     assert [ended.restart_in_s for ended in seen.ended] == [0.01, 0.02, None]
@@ -107,8 +102,8 @@ async def test_a_worker_that_cannot_start_ends_it_all_with_its_own_words() -> No
 
 async def test_a_start_that_failed_once_is_forgiven(tmp_path: Path) -> None:
     seen = Seen()
-    argv = fake("--once", str(tmp_path / "tried"), "2")
-    async with Supervisor([worker("a")], argv, seen.hooks, restarts=QUICK):
+    command = fake("--once", str(tmp_path / "tried"), "2")
+    async with Supervisor(["a"], command, seen.hooks, restarts=QUICK):
         await seen.until(ready=1)
     assert [ended.code for ended in seen.ended] == [2]
 
@@ -116,8 +111,8 @@ async def test_a_start_that_failed_once_is_forgiven(tmp_path: Path) -> None:
 async def test_a_worker_that_is_never_ready_is_ended() -> None:
     seen = Seen()
     deadlines = Deadlines(start_s=0.3, stop_s=5)
-    argv = fake("--never-ready")
-    async with Supervisor([worker("a")], argv, seen.hooks, restarts=RestartPolicy(start_tries=1), deadlines=deadlines) as it:
+    command = fake("--never-ready")
+    async with Supervisor(["a"], command, seen.hooks, restarts=RestartPolicy(start_tries=1), deadlines=deadlines) as it:
         with pytest.raises(UserError, match=r"^a does not start: not ready within 0\.3 s$"):
             await it.failed()
         assert it.pids() == {}
@@ -126,7 +121,7 @@ async def test_a_worker_that_is_never_ready_is_ended() -> None:
 async def test_one_that_does_not_listen_is_killed() -> None:
     seen = Seen()
     deadlines = Deadlines(stop_s=0.1)
-    async with Supervisor([worker("a")], fake("--deaf"), seen.hooks, deadlines=deadlines) as supervisor:
+    async with Supervisor(["a"], fake("--deaf"), seen.hooks, deadlines=deadlines) as supervisor:
         await seen.until(ready=1)
         pid = supervisor.pids()["a"]
     assert not is_alive(pid)
@@ -135,7 +130,7 @@ async def test_one_that_does_not_listen_is_killed() -> None:
 
 async def test_an_end_in_the_middle_of_a_start_leaves_nothing() -> None:
     seen = Seen()
-    async with Supervisor([worker("a")], fake("--never-ready", "--say", "here"), seen.hooks) as supervisor:
+    async with Supervisor(["a"], fake("--never-ready", "--say", "here"), seen.hooks) as supervisor:
         await seen.until(log=1)
         pid = supervisor.pids()["a"]
     assert not is_alive(pid)
@@ -143,7 +138,7 @@ async def test_an_end_in_the_middle_of_a_start_leaves_nothing() -> None:
 
 async def test_an_end_during_the_back_off_starts_nothing_more() -> None:
     seen = Seen()
-    async with Supervisor([worker("a")], fake("--before-ready", "1"), seen.hooks) as supervisor:
+    async with Supervisor(["a"], fake("--before-ready", "1"), seen.hooks) as supervisor:
         await seen.until(ended=1)
         assert supervisor.pids() == {}
     assert len(seen.ended) == 1
@@ -151,7 +146,7 @@ async def test_an_end_during_the_back_off_starts_nothing_more() -> None:
 
 async def test_what_a_worker_writes_reaches_the_log_however_long_a_line() -> None:
     seen = Seen()
-    async with Supervisor([worker("a")], fake("--noise", "300000"), seen.hooks):
+    async with Supervisor(["a"], fake("--noise", "300000"), seen.hooks):
         await seen.until(ready=1, log=2)
         while sum(len(line) for _, line in seen.log) < 300000 + len("loading"):
             await seen.until(log=len(seen.log) + 1)
@@ -161,17 +156,17 @@ async def test_what_a_worker_writes_reaches_the_log_however_long_a_line() -> Non
 async def test_no_such_program_is_a_failed_start() -> None:
     seen = Seen()
 
-    def argv(which: PlannedWorker, fd: int) -> list[str]:
-        return ["/nonexistent/python"]
+    def command(which: str, fd: int) -> Command:
+        return Command(["/nonexistent/python"], {})
 
-    async with Supervisor([worker("a")], argv, seen.hooks, restarts=QUICK) as supervisor:
+    async with Supervisor(["a"], command, seen.hooks, restarts=QUICK) as supervisor:
         with pytest.raises(UserError, match="/nonexistent/python: No such file"):
             await supervisor.failed()
 
 
 async def test_kill_leaves_no_time() -> None:
     seen = Seen()
-    async with Supervisor([worker("a")], fake("--deaf"), seen.hooks, restarts=RestartPolicy(first_delay_s=60)) as supervisor:
+    async with Supervisor(["a"], fake("--deaf"), seen.hooks, restarts=RestartPolicy(first_delay_s=60)) as supervisor:
         await seen.until(ready=1)
         supervisor.kill()
         await seen.until(ended=1)
@@ -179,14 +174,13 @@ async def test_kill_leaves_no_time() -> None:
 
 
 PARENT = """
-import asyncio, sys
+import asyncio, os, sys
 from twinpool.deploy.local import Hooks, Supervisor
-from twinpool.deploy.plan import PlannedWorker
+from twinpool.deploy.process import Command
 
 async def main():
-    workers = [PlannedWorker(name, "prefill", (), 1, 4, 8192) for name in "ab"]
     hooks = Hooks(lambda worker, ready: print(ready.incarnation, flush=True), lambda ended: None, lambda worker, line: None)
-    async with Supervisor(workers, lambda worker, fd: [sys.executable, sys.argv[1], str(fd)], hooks):
+    async with Supervisor("ab", lambda worker, fd: Command([sys.executable, sys.argv[1], str(fd)], os.environ), hooks):
         await asyncio.Event().wait()
 
 asyncio.run(main())

@@ -26,7 +26,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinpool.assemble import replay
-from twinpool.config import Config, Kept, Objectives, Routing, Server, Timeouts
+from twinpool.config import Config, Declared, Kept, Objectives, Routing, Server, Timeouts
 from twinpool.core.lifecycle import HandleState
 from twinpool.core.model import Role
 from twinpool.engines.scripted import Recorded, Script, ScriptedEngine, answer_text
@@ -331,8 +331,12 @@ async def house(
     api_keys: frozenset[str] = frozenset(),
     admin_token: str | None = None,
     kept: Kept | None = None,
+    is_stock: bool = False,
+    declared: Declared = Declared(),  # noqa: B008
+    engine_key: str | None = None,
 ) -> AsyncIterator[House]:
-    """See the module. A number of engines, one script, or several. `kept` bounds the journal, and an access log beside it."""
+    """See the module. A number of engines, one script, or several. `kept` bounds the journal, and an access log beside it. The
+    engines are embedded workers, unless `is_stock`: then they are what their scripts say, as `declared`, with `engine_key`."""
     loop = asyncio.get_running_loop()
     failures: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: failures.append(context))
@@ -354,18 +358,26 @@ async def house(
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=30))
             )
             pools = {
-                role: [await stack.enter_async_context(ScriptedEngine(script)) for script in _scripts(wanted)]
+                role: [await stack.enter_async_context(ScriptedEngine(script)) for script in _scripts(wanted, is_stock)]
                 for role, wanted in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.COLOCATED, colocated))
             }
             journal = Path(folder, "journal")
             access_log = journal.with_name("access.log") if kept else None
-            gateway = Gateway(config, api_keys=api_keys, admin_token=admin_token, journal=journal, access_log=access_log)
+            gateway = Gateway(
+                config,
+                api_keys=api_keys,
+                admin_token=admin_token,
+                engine_key=engine_key,
+                journal=journal,
+                access_log=access_log,
+            )
             h = House(gateway, *pools.values(), journal, session, failures)
             try:
                 await gateway.start()
                 for role, engines in pools.items():
                     for index, engine in enumerate(engines):
-                        gateway.attach(f"{role[0]}{index}", engine.url, role, allowed_roles or (role,))
+                        allowed = allowed_roles or (role,)
+                        gateway.attach(f"{role[0]}{index}", engine.url, role, allowed, declared, engine_key)
                 await asyncio.wait_for(gateway.ready(), 5)
                 yield h
                 await h.settle()
@@ -391,13 +403,13 @@ async def house(
     assert _sockets() == sockets_before
 
 
-def _scripts(wanted: Engines) -> list[Script]:
+def _scripts(wanted: Engines, is_stock: bool) -> list[Script]:
     if isinstance(wanted, int):
         scripts = [Script() for _ in range(wanted)]
     else:
         scripts = [wanted] if isinstance(wanted, Script) else list(wanted)
     for script in scripts:
-        script.is_embedded = True
+        script.is_embedded = not is_stock
     return scripts
 
 

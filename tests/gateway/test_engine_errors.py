@@ -35,7 +35,7 @@ def refusal(status: int) -> Reply:
 
 @STREAM
 @pytest.mark.parametrize("leg", LEGS)
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
 async def test_what_is_the_requests_fault_is_passed_on_word_for_word_and_not_tried_again(
     status: int, leg: str, stream: bool
 ) -> None:

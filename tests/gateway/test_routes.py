@@ -8,6 +8,7 @@ import pytest
 from tests.gateway.house import CHAT, COMPLETIONS, House, chat, house, told, until
 
 from twinpool.engines.scripted import Script
+from twinpool.gateway.routes import PATHS, ROUTES, UNSUPPORTED, WAYS, Endpoint, Way
 
 KEYS = frozenset({"sk-one", "sk-two"})
 
@@ -174,3 +175,137 @@ async def test_an_engine_that_only_speaks_openai_serves_whole() -> None:
         stock = Script()
         assert not stock.is_embedded
         assert (await h.chat("n4")).text == told("n4")
+
+
+# Which way each route goes
+
+
+ASKED = {
+    "/v1/embeddings": {"input": ["a", "b"]},
+    "/pooling": {"input": "a"},
+    "/classify": {"input": "a"},
+    "/v1/rerank": {"query": "q", "documents": ["a"]},
+    "/v2/rerank": {"query": "q", "documents": ["a"]},
+    "/rerank": {"query": "q", "documents": ["a"]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1, 2]},
+    CHAT: chat(),
+    COMPLETIONS: {"prompt": "please answer n1"},
+}
+
+
+def test_every_route_is_declared() -> None:
+    assert ASKED.keys() == ROUTES.keys()
+    assert WAYS.keys() == set(Endpoint) == PATHS.keys()
+    assert not ROUTES.keys() & UNSUPPORTED.keys()
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_every_route_goes_the_way_it_is_declared_to(path: str) -> None:
+    """A route that quietly goes to one pool alone shows in nobody's answers."""
+    async with house(prefill=1, decode=1) as h:
+        endpoint = ROUTES[path]
+        body = {"model": "scripted", "x_future": 1.0} | ASKED[path]
+        answer = await h.ask(path, body)
+        assert answer.status == 200
+        is_split = WAYS[endpoint] is Way.DISAGGREGATED
+        assert answer.headers["x-twinpool-path"] == WAYS[endpoint]
+        assert len(h.p.recorded) + len(h.d.recorded) == 1 + is_split
+        assert len(h.p.recorded) == is_split
+        assert await h.metric("twinpool_requests_total", path=WAYS[endpoint], outcome="ok") == 1
+        if not is_split:
+            assert answer.json() == {"object": "echo", "route": PATHS[endpoint], "asked": body}
+            assert await h.metric("twinpool_decisions_total", choice="colocated", reason="other_route") == 1
+
+
+@pytest.mark.parametrize("path", UNSUPPORTED)
+async def test_a_route_that_is_declared_unsupported_says_why(path: str) -> None:
+    async with house(prefill=1, decode=1) as h:
+        answer = await h.ask(path, chat())
+        assert (answer.status, answer.error["code"]) == (404, "unsupported")
+        assert UNSUPPORTED[path] in answer.error["message"]
+        assert (await h.get(f"{path}/x")).status == 404
+        assert h.p.recorded == h.d.recorded == []
+        assert await h.metric("twinpool_requests_total", outcome="turned_away") == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/unheard-of", "/v1/", "/v1", "/metrics/x", "/admin/state", "/v1/chat/completions/", "/"])
+async def test_a_route_that_nobody_knows_reaches_no_engine(path: str) -> None:
+    async with house(prefill=1, decode=1) as h:
+        for method in ("GET", "POST"):
+            answer = await h.ask(path, chat() if method == "POST" else None, method=method)
+            assert (answer.status, answer.error["code"]) == (404, "no_such_route")
+        assert h.p.recorded == h.d.recorded == []
+
+
+async def test_where_one_model_is_served_it_need_not_be_named_to_count_its_tokens() -> None:
+    async with house(colocated=1) as h:
+        assert (await h.ask("/tokenize", {"prompt": "a"})).status == 200
+        assert h.c.last.body == {"prompt": "a"}
+        assert (await h.ask("/tokenize", {"prompt": "a", "model": "other"})).status == 404
+
+
+async def test_where_there_are_two_models_it_must_be() -> None:
+    async with house(colocated=[Script(models=("a", "b"))], is_stock=True) as h:
+        answer = await h.ask("/tokenize", {"prompt": "a"})
+        assert (answer.status, answer.error["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        (CHAT, {"n": 2}, "n_choices"),
+        (CHAT, {"n": "2"}, "n_choices"),
+        (COMPLETIONS, {"best_of": 2}, "best_of"),
+        (COMPLETIONS, {"use_beam_search": True}, "beam_search"),
+        (COMPLETIONS, {"prompt": ["a n1", "b n2"]}, "prompt_list"),
+        (CHAT, {"prompt_logprobs": 0}, "prompt_logprobs"),
+        (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"logprobs": 2}, None),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}, None),
+    ],
+)
+async def test_what_an_engine_cannot_hand_over_goes_whole_and_says_why(path: str, fields: Any, reason: str | None) -> None:
+    async with house(prefill=Script(validates=False), decode=Script(validates=False)) as h:
+        body = ({"model": "scripted", "prompt": "please answer n1"} if path == COMPLETIONS else chat()) | fields
+        answer = await h.ask(path, body)
+        assert (answer.status == 200) or fields == {"n": "2"}
+        handed_over = [recorded for engine in (h.p, h.d) for recorded in engine.recorded if recorded.kv_transfer_params]
+        assert len(handed_over) == (2 if reason is None else 0)
+        assert await h.metric("twinpool_decisions_total", reason=reason or "pair_ready") == 1
+
+
+# What only the router may say
+
+
+STEERING = {
+    "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80},
+    "ec_transfer_params": {"peer": "x"},
+    "bootstrap_host": "169.254.169.254",
+    "bootstrap_port": 80,
+    "bootstrap_room": 1,
+    "disagg_prefill_dp_rank": 1,
+    "data_parallel_rank": 1,
+    "twinpool_continue": {"text": "x"},
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+async def test_what_steers_engines_never_comes_from_a_client(path: str) -> None:
+    headers = {"x-prefiller-host-port": "127.0.0.1:9", "x-data-parallel-rank": "1", "x-kv-transfer-params": "{}"}
+    async with house(prefill=1, decode=1) as h:
+        body = {"model": "scripted"} | ASKED[path] | STEERING
+        body |= {"vllm_xargs": STEERING | {"mine": 1}, "extra_body": STEERING}
+        assert (await h.ask(path, body, headers=headers)).status == 200
+        for engine in (h.p, h.d):
+            for recorded in engine.recorded:
+                seen = dict(recorded.body)
+                ours = seen.pop("kv_transfer_params", {})
+                assert ours.get("remote_host") in (None, "127.0.0.1")
+                assert ours.get("remote_port") in (None, h.p.port)
+                assert not STEERING.keys() & seen.keys()
+                assert seen["vllm_xargs"] == {"mine": 1}
+                assert "169.254" not in json.dumps([seen, recorded.headers])
+                assert not headers.keys() & recorded.headers.keys()

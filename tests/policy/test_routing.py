@@ -7,6 +7,7 @@ from twinpool.config import Routing
 from twinpool.core.cluster import Cluster, LegKey, Worker
 from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.model import Dialect, Leg, Role, WorkerFacts
+from twinpool.core.pairs import Pairs
 from twinpool.core.policies import Pending
 from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
 
@@ -15,8 +16,9 @@ WINDOW = 1000
 
 def fleet(*workers: WorkerFacts) -> Cluster:
     cluster = Cluster()
+    pairs = Pairs(cluster, Routing())
     for facts in workers:
-        cluster.join(facts)
+        pairs.meet(cluster.join(facts), 0.0, is_new_engine=True)
     return cluster
 
 

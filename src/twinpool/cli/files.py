@@ -27,6 +27,14 @@ def read_api_keys(path: Path | None) -> frozenset[str]:
     return keys
 
 
+def read_engine_key(path: Path) -> str:
+    """The one key that an engine wants to see."""
+    key = _read(path, "engine_api_key_file").strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"{path} must hold one key without spaces or letters beyond ASCII, which no HTTP header can carry")
+    return key
+
+
 def read_secret(path: Path, option: str) -> str:
     """The file's text without the white space around it."""
     secret = _read(path, option).strip()

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from twinpool.config import Attached, Config
+from twinpool.config import Attached, Config, Declared, declared_of
 from twinpool.core.model import Role
 from twinpool.deploy.plan import Wanted
+from twinpool.engines.facts import why_not_roles
 from twinpool.errors import UserError
 
 ALL_ROLES = tuple(role.value for role in Role)
+
+_COUNTS = ("prefill_workers", "decode_workers", "colocated_workers")
+_EMBEDDED_ONLY = ("handoff_secret_file",)
+_VLLM_ONLY = (
+    *("vllm", "model_name", "tensor_parallel", "decode_tensor_parallel", "max_num_batched_tokens", "max_num_seqs"),
+    *("nixl_backend", "engine_host", "engine_args", "device_root"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,8 @@ class Engine:
     url: str
     role: str
     allowed_roles: tuple[str, ...]
+    declared: Declared = Declared()
+    api_key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +46,47 @@ class Given:
     colocated_workers: int | None = None
     model: str | None = None
     handoff_secret_file: Path | None = None
+    engine: str | None = None
+    vllm: str | None = None
+    model_name: str | None = None
+    tensor_parallel: int | None = None
+    decode_tensor_parallel: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    nixl_backend: str | None = None
+    engine_host: str | None = None
+    engine_args: str | None = None
+    device_root: Path | None = None
+
+    @property
+    def is_vllm(self) -> bool:
+        return self.engine == "vllm"
 
     def local_options(self) -> list[str]:
         """The options given that only make sense for engines started here."""
-        names = ("prefill_workers", "decode_workers", "colocated_workers", "model", "handoff_secret_file")
+        return self._given("engine", *_COUNTS, "model", *_EMBEDDED_ONLY, *_VLLM_ONLY)
+
+    def check_engine(self) -> None:
+        """Raises `UserError` for an option that the engines to be started do not have."""
+        if self.is_vllm and (foreign := self._given(*_EMBEDDED_ONLY)):
+            raise UserError(f"{foreign[0]} is for the embedded engine, and vLLM has no use for it")
+        if not self.is_vllm and (foreign := self._given(*_VLLM_ONLY)):
+            raise UserError(f"{foreign[0]} is for vLLM: give --engine vllm as well")
+
+    def _given(self, *names: str) -> list[str]:
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
 
 
 def choose_fleet(config: Config, given: Given) -> tuple[Engine, ...] | Wanted:
     """Engines to attach to, or numbers of workers to start. Raises `UserError` when asked for both."""
     flags = [
-        Attached(url, role)
+        Attached(url=url, role=role)
         for role, urls in (("prefill", given.prefill), ("decode", given.decode), ("colocated", given.colocated))
         for url in urls
     ]
     attached = flags or config.workers
     if not attached:
+        given.check_engine()
         return _wanted(given)
     if clash := given.local_options():
         where = "--prefill, --decode and --colocated attach" if flags else "the workers of the config file mean attaching"
@@ -83,7 +118,9 @@ def _engines(attached: Iterable[Attached]) -> Iterable[Engine]:
         allowed = one.allowed_roles or (one.role,)
         if one.role not in allowed:
             raise UserError(f"{one.url} has the role {one.role} that its allowed_roles leave out")
-        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed)
+        if why_not := why_not_roles(tuple(map(Role, allowed)), one):
+            raise UserError(f"{one.url} may be {', '.join(allowed)}: {why_not}")
+        yield Engine(f"{one.role}-{counts[one.role]}", url, one.role, allowed, declared_of(one), one.api_key_file)
         counts[one.role] += 1
 
 

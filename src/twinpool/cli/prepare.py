@@ -3,18 +3,22 @@
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from twinpool.cli.files import read_api_keys, read_config, read_secret
+from twinpool.cli.files import read_api_keys, read_config, read_engine_key, read_secret
 from twinpool.cli.fleet import Engine, Given, choose_fleet
+from twinpool.cli.started import Local, LocalVllm
+from twinpool.cli.vllm import find_vllm, plan_dry, plan_here, with_floor
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
 from twinpool.cli.worker_log import Terminal, WorkerLog
 from twinpool.config import Config
 from twinpool.deploy.plan import Footprint, Plan, Wanted, plan_workers
+from twinpool.deploy.vllm import VllmPlan
 from twinpool.errors import UserError
 from twinpool.machine import read_machine
 
@@ -32,8 +36,10 @@ class Asked(Given):
     admin_port: int | None = None
     admin_token_file: Path | None = None
     api_key_file: Path | None = None
+    engine_api_key_file: Path | None = None
     slo_ttft_s: float | None = None
     slo_itl_s: float | None = None
+    handoff_floor_gb_s: float | None = None
     expose_route: bool | None = None
     journal: Path | None = None
     access_log: Path | None = None
@@ -41,26 +47,18 @@ class Asked(Given):
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """Workers to start here, and what that takes."""
-
-    plan: Plan
-    model_path: Path
-    model_name: str
-    secret: str
-    log: WorkerLog | Terminal
-
-
-@dataclass(frozen=True, slots=True)
 class Service:
-    """All that was decided. `fleet`: engines that run already, or workers to start."""
+    """All that was decided. `fleet`: engines that run already, or workers to start. `engine_keys`: what each engine wants to
+    see before it answers, by its id; `engine_key` is for those that join later."""
 
     config: Config
     api_keys: frozenset[str]
     admin_token: str | None
     journal: Path | None
     access_log: Path | None
-    fleet: tuple[Engine, ...] | Local
+    fleet: tuple[Engine, ...] | Local | LocalVllm
+    engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    engine_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,9 @@ class DryRun:
     model: str | None
     engines: tuple[Engine, ...]
     plan: Plan | None
+    vllm: VllmPlan | None = None
+    vllm_key: str | None = None  # where the engines' key is from, which is shown nowhere
+    handoff_floor_gb_s: float | None = None
 
 
 def prepare(asked: Asked) -> Service:
@@ -85,8 +86,23 @@ def prepare(asked: Asked) -> Service:
             raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
-    engines = _local(asked, config, fleet) if isinstance(fleet, Wanted) else fleet
-    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines)
+    common = asked.engine_api_key_file or config.server.engine_api_key_file
+    engine_key = read_engine_key(Path(common)) if common is not None else None
+    engines: tuple[Engine, ...] | Local | LocalVllm
+    if not isinstance(fleet, Wanted):
+        engines, engine_keys = fleet, _engine_keys(fleet, engine_key)
+    elif asked.is_vllm:
+        engines = _local_vllm(asked, config, fleet, engine_key)
+        config, engine_keys = with_floor(config, engines.plan.fabric), dict.fromkeys(engines.ids, engines.api_key)
+    else:
+        engines, engine_keys = _local(asked, config, fleet), {}
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys, engine_key)
+
+
+def _engine_keys(engines: Iterable[Engine], common: str | None) -> dict[str, str]:
+    """A file each, or one for all that have none: a key that stands in a configuration is a key in every backup of it."""
+    keys = {engine.id: read_engine_key(Path(engine.api_key_file)) if engine.api_key_file else common for engine in engines}
+    return {engine: key for engine, key in keys.items() if key is not None}
 
 
 def dry_run(asked: Asked) -> DryRun:
@@ -97,6 +113,11 @@ def dry_run(asked: Asked) -> DryRun:
     url, admin_url = f"http://{server.host}:{server.port}", f"http://{server.admin_host}:{server.admin_port}"
     if not isinstance(fleet, Wanted):
         return DryRun(url, admin_url, None, fleet, None)
+    if asked.is_vllm:
+        plan = plan_dry(config, asked, fleet)
+        file = asked.engine_api_key_file or config.server.engine_api_key_file
+        floor = with_floor(config, plan.fabric).routing.handoff_floor_gb_s
+        return DryRun(url, admin_url, asked.model, (), None, plan, f"the key in {file}" if file else "a fresh key", floor)
     name, footprint = _peek(asked.model)
     return DryRun(url, admin_url, name, (), plan_workers(read_machine(), fleet, footprint))
 
@@ -106,10 +127,12 @@ def configure(asked: Asked) -> Config:
     config = read_config(asked.config)
     server = {name: getattr(asked, name) for name in ("host", "port", "admin_port", "expose_route")}
     objectives = {name: getattr(asked, name) for name in ("slo_ttft_s", "slo_itl_s")}
+    routing: dict[str, object] = {"handoff_floor_gb_s": asked.handoff_floor_gb_s}
     return msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, **_given(server)),
         objectives=msgspec.structs.replace(config.objectives, **_given(objectives)),
+        routing=msgspec.structs.replace(config.routing, **_given(routing)),
     )
 
 
@@ -132,7 +155,15 @@ def _local(asked: Asked, config: Config, wanted: Wanted) -> Local:
     secret = read_secret(asked.handoff_secret_file, "--handoff-secret-file") if asked.handoff_secret_file else None
     # Workers of one `serve` need to know no other: a fresh secret is as good as any.
     secret = secret or os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
-    return Local(plan, model.path, model.name, secret, _open_log(asked.log, config.server.port))
+    return Local(plan, model.path, model.name, config.routing.lease_s, _open_log(asked.log, config.server.port), secret)
+
+
+def _local_vllm(asked: Asked, config: Config, wanted: Wanted, key: str | None) -> LocalVllm:
+    """Without a key of their own the engines get a fresh one: nobody but this gateway needs to know it."""
+    if asked.device_root is not None:
+        raise UserError("--device-root is another machine's devices: it goes with --dry-run only")
+    plan = plan_here(config, asked, wanted, find_vllm(asked.vllm))
+    return LocalVllm(plan, config.launch.start_s, _open_log(asked.log, config.server.port), key or secrets.token_hex(32))
 
 
 def _fetch_model(spec: str | None) -> "ModelFile":

@@ -6,22 +6,18 @@ workers ended   ◀── gateway closed, running answers done ◀────�
 """
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from twinpool.cli.fleet import ALL_ROLES
-from twinpool.cli.prepare import Local, Service
+from twinpool.cli.fleet import Engine
+from twinpool.cli.prepare import Service
 from twinpool.cli.signals import first_of, listen_for_stop
+from twinpool.cli.started import LocalVllm, Started
 from twinpool.cli.state import fetch_state
-from twinpool.cli.worker import SECRET_VARIABLE
 from twinpool.core.model import Role
 from twinpool.deploy.local import Ended, Hooks, Supervisor
-from twinpool.deploy.plan import PlannedWorker
 from twinpool.deploy.process import Ready
 
 if TYPE_CHECKING:
@@ -30,15 +26,6 @@ if TYPE_CHECKING:
 ENGINES_WAIT_S = 10.0  # for engines that run already: one that is down now must not keep the others' screen back
 ENGINES_POLL_S = 0.5
 REFUSED = 2  # the exit code of a `UserError`
-
-
-def worker_argv(local: Local, lease_s: float, worker: PlannedWorker, exit_with_fd: int) -> list[str]:
-    """The command line of one worker. The secret is not on it: everybody on the machine can read those."""
-    argv = [sys.executable, "-P", "-m", "twinpool", "worker"]
-    argv += ["--model", str(local.model_path), "--model-name", local.model_name, "--port", "0"]
-    argv += ["--slots", str(worker.slots), "--context-tokens", str(worker.context_tokens)]
-    argv += ["--threads", str(worker.threads), "--lease", f"{lease_s:g}", "--exit-with-fd", str(exit_with_fd)]
-    return [*argv, "--cores", ",".join(map(str, worker.cores))] if worker.cores else argv
 
 
 @dataclass(slots=True)
@@ -76,57 +63,72 @@ class Running:
             service.config,
             api_keys=service.api_keys,
             admin_token=service.admin_token,
+            engine_key=service.engine_key,
             journal=service.journal,
             access_log=service.access_log,
         )
 
     @asynccontextmanager
     async def _workers(self) -> AsyncIterator[None]:
-        local = self.service.fleet
-        if not isinstance(local, Local):
+        started = self._started
+        if started is None:
             yield
             return
-        self._awaited = {worker.id for worker in local.plan.workers}
-        hooks = Hooks(self._on_ready, self._on_end, local.log.write)
-        env = {**os.environ, SECRET_VARIABLE: local.secret}
-        argv = partial(worker_argv, local, self.service.config.routing.lease_s)
-        async with Supervisor(local.plan.workers, argv, hooks, env=env) as self._supervisor:
+        if started.notice is not None:
+            self.say(started.notice)
+        self._awaited = set(started.ids)
+        hooks = Hooks(self._on_ready, self._on_end, started.log.write)
+        supervisor = Supervisor(started.ids, started.command, hooks, restarts=started.restarts, deadlines=started.deadlines)
+        async with supervisor as self._supervisor:
             await asyncio.sleep(0)  # one turn of the loop, in which every worker is spawned
             yield
 
-    def _on_ready(self, worker: PlannedWorker, ready: Ready) -> None:
-        if self._gateway is None:
+    @property
+    def _started(self) -> Started | None:
+        fleet = self.service.fleet
+        return None if isinstance(fleet, tuple) else fleet
+
+    def _on_ready(self, worker: str, ready: Ready) -> None:
+        if self._gateway is None or self._started is None:
             raise RuntimeError("a worker was ready before the gateway was made")
-        self._gateway.attach(worker.id, ready.url, Role(worker.role), tuple(Role(role) for role in ALL_ROLES))
-        self._awaited.discard(worker.id)
+        self._attach(self._gateway, self._started.engine(worker, ready.url))
+        self._awaited.discard(worker)
         if not self._awaited:
             if self._all_attached.is_set():
-                self.say(f"{worker.id} is back")
+                self.say(f"{worker} is back")
             self._all_attached.set()
 
     def _on_end(self, ended: Ended) -> None:
         if self._gateway is not None:
-            self._gateway.worker_exited(ended.worker.id)
+            self._gateway.worker_exited(ended.worker)
         if self._is_news(ended):
             self.say(str(ended))
+            if isinstance(self.service.fleet, LocalVllm):  # a stranger's program: its own words tell more than one of them
+                for line in ended.lines:
+                    self.say(f"  | {line}")
 
     def _is_news(self, ended: Ended) -> bool:
         """A refused start (exit code 2) is tried again in silence: at last it works, or its reason ends the service."""
-        was_refused = ended.code == REFUSED and ended.worker.id in self._awaited
+        was_refused = ended.code == REFUSED and ended.worker in self._awaited
         return not self._stop.is_set() and not was_refused
 
     async def _until_ready(self, gateway: "Gateway") -> None:
         engines = self.service.fleet
-        if isinstance(engines, Local):
+        if not isinstance(engines, tuple):
             await self._all_attached.wait()
             await gateway.ready()
             return
         for engine in engines:
-            gateway.attach(engine.id, engine.url, Role(engine.role), tuple(Role(role) for role in engine.allowed_roles))
+            self._attach(gateway, engine)
         try:
             await asyncio.wait_for(gateway.ready(), ENGINES_WAIT_S)
         except TimeoutError:
             await self._until_one_is_up(gateway)
+
+    def _attach(self, gateway: "Gateway", engine: Engine) -> None:
+        allowed_roles = tuple(Role(role) for role in engine.allowed_roles)
+        key = self.service.engine_keys.get(engine.id)
+        gateway.attach(engine.id, engine.url, Role(engine.role), allowed_roles, engine.declared, key)
 
     async def _until_one_is_up(self, gateway: "Gateway") -> None:
         state = await self._state(gateway)

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from rich.table import Table
 from twinpool import __version__
 from twinpool.cli.prepare import DryRun
 from twinpool.cli.state import DEFAULT_ADMIN_URL
+from twinpool.deploy.fabric import Fabric
+from twinpool.deploy.vllm import PlannedEngine, VllmPlan
 
 _STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
 _ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
@@ -21,6 +24,9 @@ _ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
 
 def show_plan(console: Console, planned: DryRun) -> None:
     console.print(f"Would listen on {planned.url} (admin: {planned.admin_url})")
+    if planned.vllm is not None:
+        _show_vllm(console, planned, planned.vllm)
+        return
     if planned.plan is None:
         table = _table("Engine", "Role", "URL")
         for engine in planned.engines:
@@ -41,43 +47,70 @@ def show_plan(console: Console, planned: DryRun) -> None:
         console.print(f"[yellow]Note:[/] {escape(note)}")
 
 
-def show_first_screen(
-    console: Console,
-    state: Mapping[str, Any],
-    *,
-    ready_s: float,
-    admin_url: str,
-    cores: Mapping[str, str],
-    notes: tuple[str, ...],
-    log: Path | None,
-    needs_key: bool,
-) -> None:
-    """`cores` tells where the workers that were started here are bound to, by id."""
+def _show_vllm(console: Console, planned: DryRun, plan: VllmPlan) -> None:
+    """Ends with the launch lines: each on one line of its own, so that it can be copied as it is."""
+    console.print(f"Would start vLLM, with the model {escape(planned.model or '')}:")
+    table = _table("Engine", "Role", "Where", "URL")
+    for engine in plan.engines:
+        table.add_row(engine.id, _role(engine.role), gpus_or_cores(engine), engine.url)
+    console.print(table)
+    console.print(f"KV: {escape(_fabric(plan.fabric))}", soft_wrap=True)
+    console.print(f"    {escape(_floor(plan.fabric, planned.handoff_floor_gb_s))}", soft_wrap=True)
+    for warning in plan.warnings:
+        console.print(f"[bold red]Warning:[/] {escape(warning)}", soft_wrap=True)
+    for note in plan.notes:
+        console.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
+    console.print(f"[yellow]Note:[/] VLLM_API_KEY is {escape(planned.vllm_key or '')}, in the engines' environment only")
+    for engine in plan.engines:
+        console.print(f"\n[dim]# {engine.id}[/]")
+        console.print(engine.line(), soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstScreen:
+    """What the gateway's state does not tell. `places` are the cores or GPUs of workers that were started here, by id."""
+
+    ready_s: float
+    admin_url: str
+    places: Mapping[str, str] = field(default_factory=dict)
+    places_title: str = "Cores"
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    log: Path | None = None
+    needs_key: bool = False
+    fabric: Fabric | None = None
+    handoff_floor_gb_s: float | None = None
+
+
+def show_first_screen(console: Console, state: Mapping[str, Any], screen: FirstScreen) -> None:
+    admin_url, log, places = screen.admin_url, screen.log, screen.places
     gateway, workers = state["gateway"], _by_role(state["workers"])
     models, waits = gateway["models"], [worker for worker in workers if worker["state"] != "ready"]
-    console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {ready_s:.1f} s\n")
+    console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {screen.ready_s:.1f} s\n")
     facts = Table.grid(padding=(0, 2))
     facts.add_row("  API", f"{gateway['url']}/v1")
     facts.add_row("  Model", escape(", ".join(models) or "-"))
     status = "twinpool status" if admin_url == DEFAULT_ADMIN_URL else f"twinpool status {admin_url}"
     facts.add_row("  Admin", f"{admin_url}   [dim]({status})[/]")
     facts.add_row("  Engine", escape(_engines(workers)))
+    if screen.fabric is not None:
+        facts.add_row("  KV", escape(f"{_fabric(screen.fabric)}; {_floor(screen.fabric, screen.handoff_floor_gb_s)}"))
     if log is not None:
         facts.add_row("  Log", escape(_short(log)))
     console.print(facts)
-    table = _table("Worker", "Role", "Cores", "URL") if cores else _table("Worker", "Role", "URL")
+    table = _table("Worker", "Role", *([screen.places_title] if places else []), "URL")
     for worker in workers:
-        where = [cores.get(worker["id"]) or "any"] if cores else []
+        where = [places.get(worker["id"]) or "any"] if places else []
         table.add_row(worker["id"], _role(worker["role"]), *where, worker["url"])
     console.print()
     console.print(table)
-    for worker in waits:
-        notes = (*notes, f"{worker['id']} is not up: {worker['reason']}")
-    for note in notes:
+    for warning in screen.warnings:
+        console.print(f"  [bold red]Warning:[/] {escape(warning)}")
+    for note in (*screen.notes, *(f"{worker['id']} is not up: {worker['reason']}" for worker in waits)):
         console.print(f"  [yellow]Note:[/] {escape(note)}")
     if models:
         console.print("\n  [bold]Try it:[/]\n")
-        console.print(curl(gateway["url"], models[0], needs_key=needs_key), soft_wrap=True, markup=False)
+        console.print(curl(gateway["url"], models[0], needs_key=screen.needs_key), soft_wrap=True, markup=False)
     console.print("\n  [dim]Ctrl-C lets running answers finish, then stops everything.[/]\n")
 
 
@@ -103,6 +136,8 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     for worker in _by_role(state["workers"]):
         if worker["reason"]:
             console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}")
+        elif worker.get("warning"):
+            console.print(f"[yellow]{escape(worker['id'])}[/]: {escape(worker['warning'])}")
     if state["decisions"]:
         console.print(_decisions(state["decisions"]))
     else:
@@ -147,6 +182,22 @@ def _decisions(decisions: list[dict[str, Any]]) -> Table:
             decision["decode"] or "-",
         )
     return table
+
+
+def gpus_or_cores(engine: PlannedEngine) -> str:
+    if engine.gpus:
+        return f"GPU{'s' * (len(engine.gpus) > 1)} {', '.join(engine.gpus)}"
+    return f"core{'s' * (len(engine.cores) > 1)} {core_list(engine.cores)}" if engine.cores else "any core"
+
+
+def _fabric(fabric: Fabric) -> str:
+    return f"NIXL's {fabric.backend} backend over {fabric.over}: {fabric.reason}"
+
+
+def _floor(fabric: Fabric, floor_gb_s: float | None) -> str:
+    """A floor that is not the fabric's own has no reason but that somebody wanted it."""
+    what = f"under {floor_gb_s:g} GB/s it counts as slow" if floor_gb_s else "no floor for its speed"
+    return f"{what}: {fabric.floor_reason}" if (floor_gb_s or None) == fabric.handoff_floor_gb_s else what
 
 
 def core_list(cores: tuple[int, ...]) -> str:

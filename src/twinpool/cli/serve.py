@@ -3,15 +3,17 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from twinpool.cli.help import Option, Sections
-from twinpool.cli.prepare import Asked, Local, dry_run, prepare
+from twinpool.cli.prepare import Asked, dry_run, prepare
+from twinpool.cli.started import Local, LocalVllm
 
 if TYPE_CHECKING:
     from twinpool.cli.prepare import Service
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 PORT = click.IntRange(0, 65535)
 SECONDS = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path)
+FLOOR = click.FloatRange(0)  # 0 is none
+ENGINES = ("embedded", "vllm")
+BACKENDS = ("auto", "libfabric", "ucx")
 
 
 class ServeCommand(Sections):
@@ -38,21 +43,34 @@ class ServeCommand(Sections):
 
 ATTACH = partial(click.option, cls=Option, section="Engines that run already", metavar="URL...", multiple=True)
 START = partial(click.option, cls=Option, section="Engines started here")
+VLLM = partial(click.option, cls=Option, section="Started here with --engine vllm")
 LISTEN = partial(click.option, cls=Option, section="Who may ask, and where")
 WATCH = partial(click.option, cls=Option, section="Objectives and records")
 OTHER = partial(click.option, cls=Option)
 
 
 @click.command(cls=ServeCommand, short_help="Serve a model")
+@START("--engine", type=click.Choice(ENGINES), help="Ours, for the CPU, or stock vLLM.  [default: embedded]")
 @START("--model", metavar="MODEL", help="GGUF file, or repo/name[:file] on the hub.  [default: SmolLM2-135M-Instruct]")
 @START("--prefill-workers", type=click.IntRange(0), metavar="N", help="Workers that read prompts.  [default: 1]")
 @START("--decode-workers", type=click.IntRange(0), metavar="N", help="Workers that write tokens.  [default: 1]")
 @START("--colocated-workers", type=click.IntRange(0), metavar="N", help="Workers that do both.  [default: 0]")
 @START("--handoff-secret-file", type=FILE, metavar="FILE", help="What signs their KV handles.  [default: a fresh one]")
 @START("--log", metavar="FILE", help="Their messages, - for standard error.  [default: in the cache folder]")
+@VLLM("--vllm", metavar="PROGRAM", help="vLLM's command.  [default: vllm]")
+@VLLM("--model-name", metavar="NAME", help="What clients call the model.  [default: its folder's or its hub's name]")
+@VLLM("--tensor-parallel", type=click.IntRange(1), metavar="N", help="GPUs an engine.  [default: 1]")
+@VLLM("--decode-tensor-parallel", type=click.IntRange(1), metavar="N", help="For --decode-workers, a multiple of it.")
+@VLLM("--max-num-batched-tokens", type=click.IntRange(16), metavar="N", help="Of a step.  [default: 2048, on a CPU 256]")
+@VLLM("--max-num-seqs", type=click.IntRange(1), metavar="N", help="Sequences at once.  [default: 256, on a CPU 16]")
+@VLLM("--nixl-backend", type=click.Choice(BACKENDS), help="What hands KV over.  [default: by the machine's devices]")
+@VLLM("--engine-host", metavar="HOST", help="This machine's address, for engines and gateways elsewhere.")
+@VLLM("--engine-args", metavar="TEXT", help="More for vllm serve: '--max-model-len 8192 --dtype bfloat16'.")
+@VLLM("--device-root", type=FILE, metavar="FOLDER", hidden=True)
 @ATTACH("--prefill", help="They read prompts.")
 @ATTACH("--decode", help="They write tokens.")
 @ATTACH("--colocated", help="They do both.")
+@ATTACH("--engine-api-key-file", type=FILE, metavar="FILE", multiple=False, help="Send them the key in this file.")
 @LISTEN("--host", metavar="HOST", help="[default: 127.0.0.1]")
 @LISTEN("--port", type=PORT, metavar="PORT", help="OpenAI's routes.  [default: 8000]")
 @LISTEN("--api-key-file", type=FILE, metavar="FILE", help="Ask clients for one of these keys, one a line.")
@@ -61,6 +79,7 @@ OTHER = partial(click.option, cls=Option)
 @LISTEN("--expose-route", is_flag=True, default=None, help="Tell clients which workers served them: x-twinpool-*.")
 @WATCH("--slo-ttft", "slo_ttft_s", type=SECONDS, metavar="S", help="Time to the first token.  [default: 1.3]")
 @WATCH("--slo-itl", "slo_itl_s", type=SECONDS, metavar="S", help="Gap between two tokens.  [default: 0.05]")
+@WATCH("--handoff-floor-gb-s", type=FLOOR, metavar="G", help="A slower handoff is said to be.  [default: by the link]")
 @WATCH("--journal", type=FILE, metavar="FILE", help="Record events and commands, for twinpool replay.")
 @WATCH("--access-log", type=FILE, metavar="FILE", help="A JSON line a request, without its content.")
 @OTHER("--config", type=FILE, metavar="FILE", help="All this and more in TOML; options here win over it.")
@@ -94,14 +113,14 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
     try:
         run(Running(service, say, show).run())
     finally:
-        if isinstance(service.fleet, Local):
+        if not isinstance(service.fleet, tuple):
             service.fleet.log.close()
 
 
 def _show_dry_run(asked: Asked, *, as_json: bool) -> None:
     planned = dry_run(asked)
     if as_json:
-        click.echo(json.dumps(asdict(planned)))
+        click.echo(json.dumps(msgspec.to_builtins(planned)))
         return
     from rich.console import Console
 
@@ -112,20 +131,23 @@ def _show_dry_run(asked: Asked, *, as_json: bool) -> None:
 
 def _show_ready(service: "Service", admin_url: str, state: Mapping[str, Any], *, ready_s: float, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"event": "ready", "ready_s": round(ready_s, 3), "admin_url": admin_url, **state}))
+        ready = {"event": "ready", "ready_s": round(ready_s, 3), "admin_url": admin_url, **state}
+        if isinstance(service.fleet, LocalVllm):
+            ready["fabric"] = msgspec.to_builtins(service.fleet.plan.fabric)
+            ready["handoff_floor_gb_s"] = service.config.routing.handoff_floor_gb_s
+        click.echo(json.dumps(ready))
         return
     from rich.console import Console
 
-    from twinpool.cli.screen import core_list, show_first_screen
+    from twinpool.cli.screen import FirstScreen, core_list, gpus_or_cores, show_first_screen
 
-    local = service.fleet if isinstance(service.fleet, Local) else None
-    show_first_screen(
-        Console(highlight=False),
-        state,
-        ready_s=ready_s,
-        admin_url=admin_url,
-        cores={worker.id: core_list(worker.cores) for worker in local.plan.workers} if local else {},
-        notes=local.plan.notes if local else (),
-        log=local.log.path if local else None,
-        needs_key=bool(service.api_keys),
-    )
+    fleet, screen = service.fleet, FirstScreen(ready_s, admin_url, needs_key=bool(service.api_keys))
+    if isinstance(fleet, Local):
+        cores = {worker.id: core_list(worker.cores) for worker in fleet.plan.workers}
+        screen = replace(screen, places=cores, notes=fleet.plan.notes, log=fleet.log.path)
+    elif isinstance(fleet, LocalVllm):
+        plan, places = fleet.plan, {engine.id: gpus_or_cores(engine) for engine in fleet.plan.engines}
+        floor = service.config.routing.handoff_floor_gb_s
+        screen = replace(screen, places=places, notes=plan.notes, log=fleet.log.path, warnings=plan.warnings)
+        screen = replace(screen, places_title="Where", fabric=plan.fabric, handoff_floor_gb_s=floor)
+    show_first_screen(Console(highlight=False), state, screen)

@@ -4,12 +4,12 @@ Load is counted at selection and given back at the end of the leg, by one entry 
 check, no loss and return of the worker. So a worker that was just chosen never looks idle to the next request.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from twinpool.core.lifecycle import WorkerMove, WorkerState, WorkerStory
+from twinpool.core.lifecycle import PairState, WorkerMove, WorkerState, WorkerStory
 from twinpool.core.model import Incarnation, Leg, Role, WorkerFacts
 
 
@@ -42,6 +42,10 @@ class WorkerView(Protocol):
     def is_paused(self) -> bool:
         """It asked to be left alone for a while: it has no room now, but it is there."""
 
+    @property
+    def partners(self) -> Mapping[str, PairState]:
+        """Workers that it could hand a prompt's KV to, and whether it may."""
+
 
 class Worker(msgspec.Struct, eq=False, omit_defaults=True):
     """One worker: facts, role, state, and the sum of its legs."""
@@ -56,6 +60,11 @@ class Worker(msgspec.Struct, eq=False, omit_defaults=True):
     prefill_tokens: int = 0
     kv_tokens: int = 0
     sequences: int = 0
+    # kept by `pairs`
+    partners: dict[str, PairState] = {}  # as one that prefills, in the order of their ids
+    proved_partners: int = 0
+    proved_sources: int = 0  # as one that decodes: from how many it may read
+    canary_rest_until: float = 0.0  # it has had its share of canaries
 
     def is_open(self, at: float) -> bool:
         """Whether it may be given something new now."""
@@ -122,7 +131,7 @@ class Cluster:
     def get(self, worker: str) -> Worker | None:
         return self._workers.get(worker)
 
-    def join(self, facts: WorkerFacts) -> None:
+    def join(self, facts: WorkerFacts) -> Worker:
         """Add a worker. Workers are kept in the order of their ids, so that ties end the same way however they joined. One that
         was removed and is back has its legs that go on."""
         worker = Worker(facts, _engine(facts), facts.role, WorkerStory(f"worker {facts.worker}", WorkerState.READY))
@@ -131,6 +140,7 @@ class Cluster:
                 _weigh(worker, load)
         self._workers[facts.worker] = worker
         self._workers = dict(sorted(self._workers.items()))
+        return worker
 
     def remove(self, worker: str) -> None:
         """Forget the worker; the legs it still has keep their load until they end."""
@@ -196,7 +206,7 @@ class Cluster:
 
 
 def _engine(facts: WorkerFacts) -> Incarnation:
-    return Incarnation(facts.worker, facts.incarnation, facts.lease_s)
+    return Incarnation(facts.worker, facts.incarnation, facts.lease_s, facts.vouches)
 
 
 def _weigh(worker: Worker, load: Load) -> None:

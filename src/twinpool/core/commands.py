@@ -29,12 +29,17 @@ class SendPrefill(_Command, frozen=True):
 
 
 class SendDecode(_Command, frozen=True):
-    """Send the decode leg: with the handle of this attempt, or beside its prefill leg where the dialect runs both at once."""
+    """Send the decode leg: with the handle of this attempt, or beside its prefill leg where the dialect runs both at once.
+
+    A first token after `trusted_until` must not reach the client before P has shown that it kept the KV that long; None where
+    the engines see to that themselves.
+    """
 
     request: str
     attempt: int
     worker: str
     prefill_worker: str
+    trusted_until: float | None = None
 
 
 class SendWhole(_Command, frozen=True):
@@ -58,11 +63,13 @@ class BreakLeg(_Command, frozen=True):
 
 
 class ReleaseHandle(_Command, frozen=True):
-    """Give back what `worker` holds for this attempt, and say with `HandleReleased` whether that worked."""
+    """Give back what `worker` holds for this attempt, and say with `HandleReleased` whether that worked. Where the engine has
+    no way to be told, `reader` may read it and drop what it read; None where nobody may read it any more."""
 
     request: str
     attempt: int
     worker: str
+    reader: str | None = None
 
 
 class FailRequest(_Command, frozen=True):
@@ -86,6 +93,14 @@ class ProbeWorker(_Command, frozen=True):
     worker: str
 
 
+class ProveHandoff(_Command, frozen=True):
+    """Hand a canary from `prefill` to `decode`, and say with `HandoffProved` or `HandoffNotProved` what became of it."""
+
+    canary: int
+    prefill: str
+    decode: str
+
+
 class RecordRole(_Command, frozen=True):
     worker: str
     role: Role
@@ -103,5 +118,6 @@ Command = (
     | FailRequest
     | RelayFailure
     | ProbeWorker
+    | ProveHandoff
     | RecordRole
 )

@@ -24,9 +24,17 @@ class Why(StrEnum):
     NO_PREFILL_WORKER = "no_prefill_worker"  # nobody reads prompts for others
     NO_DECODE_WORKER = "no_decode_worker"
     NO_PAIR = "no_pair"  # both are up, but no two of them speak the same handoff
+    PAIR_UNPROVED = "pair_unproved"  # two of them do, but no handoff between them has been seen to arrive
+    PAIR_ASIDE = "pair_aside"  # ... but handoffs between them went wrong, and none has arrived since
     HANDOFF_FAILED = "handoff_failed"  # it was tried, and did not work for this request
     N_CHOICES = "n_choices"  # several answers to one prompt: one handle serves one
+    BEST_OF = "best_of"  # the same, of which the best is kept
+    BEAM_SEARCH = "beam_search"  # the same, in parallel
     PROMPT_LIST = "prompt_list"  # several prompts in one request
+    PROMPT_LOGPROBS = "prompt_logprobs"  # wants what only the reading engine knows, in the writing engine's answer
+    ECHO = "echo"  # the same, with the prompt
+    PROMPT_EMBEDS = "prompt_embeds"  # the prompt is no tokens: nothing says that KV of it can be handed over
+    OTHER_ROUTE = "other_route"  # embeddings, scores and the like: nothing is decoded
     PREFILL_BUSY = "prefill_busy"  # every prefill worker has a full window
     DECODE_BUSY = "decode_busy"  # no decode worker has a free slot
     WORKERS_BUSY = "workers_busy"

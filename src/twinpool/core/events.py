@@ -67,6 +67,26 @@ class HandleReleased(_Event, frozen=True):
     freed: bool
 
 
+class HandoffProved(_Event, frozen=True):
+    """A canary arrived: D wrote what P's KV says, and the KV had moved. `took_s` is the whole canary; `moved_bytes` in
+    `moved_s` seconds where an engine counts them."""
+
+    canary: int
+    took_s: float
+    moved_bytes: int | None = None
+    moved_s: float | None = None
+
+
+class HandoffNotProved(_Event, frozen=True):
+    """A canary did not arrive, and why, in words for people. One that was not `was_tried` never set out, on an engine that was
+    busy or away: it says nothing of the pair."""
+
+    canary: int
+    took_s: float
+    why: str
+    was_tried: bool = True
+
+
 class WorkerJoined(_Event, frozen=True):
     """A probe found the worker well: for the first time, again after a loss, or as a new incarnation."""
 
@@ -109,6 +129,8 @@ Event = (
     | LegFailed
     | ClientLeft
     | HandleReleased
+    | HandoffProved
+    | HandoffNotProved
     | WorkerJoined
     | WorkerLost
     | WorkerRemoved

@@ -46,13 +46,14 @@ class Handles:
         if handle is not None:
             handle.story.move(HandleMove.READ)
 
-    def release(self, key: Key) -> str | None:
-        """The worker that must free it; None where there is nothing to free."""
+    def release(self, key: Key) -> tuple[str, bool] | None:
+        """The worker that must free it, and whether a D was told of it; None where there is nothing to free."""
         handle = self._handles.get(key)
         if handle is None or not handle.story.can(HandleMove.RELEASE):
             return None
+        was_sent = handle.story.state is HandleState.SENT
         handle.story.move(HandleMove.RELEASE)
-        return handle.worker.worker
+        return handle.worker.worker, was_sent
 
     def released(self, key: Key, *, freed: bool) -> float | None:
         """What came of a release; when its lease ends, where it is an orphan now."""
@@ -83,6 +84,9 @@ class Handles:
         for key, handle in list(self._handles.items()):
             if is_gone(handle.worker):
                 self._expire(key, handle)
+
+    def any_on(self, worker: str) -> bool:
+        return any(handle.worker.worker == worker for handle in self._handles.values())
 
     def by_state(self) -> dict[HandleState, int]:
         counts: dict[HandleState, int] = {}

@@ -1,4 +1,4 @@
-"""The lifecycles of a request, a handle and a worker: three tables, and the one function that moves along them.
+"""The lifecycles of a request, a handle, a worker and a pair: four tables, and the one function that moves along them.
 
 A request whose legs run one after the other (nixl) goes prefilling > decoding; where both legs run at once (sglang) it is
 paired. What a table does not have is a bug, and raises with the story so far. `docs/structure.md` draws the tables; a test
@@ -141,6 +141,29 @@ WORKER_TABLE: Mapping[tuple[WorkerState, WorkerMove], WorkerState] = {
 }
 
 
+class PairState(StrEnum):
+    UNPROVED = "unproved"  # nobody has seen a handoff arrive: nothing goes this way yet
+    PROVED = "proved"
+    ASIDE = "aside"  # a handoff went wrong, or several: nothing goes this way until a canary arrives
+
+
+class PairMove(StrEnum):
+    PROVE = "prove"
+    DOUBT = "doubt"
+
+
+_P, _PM = PairState, PairMove
+
+PAIR_TABLE: Mapping[tuple[PairState, PairMove], PairState] = {
+    (_P.UNPROVED, _PM.PROVE): _P.PROVED,
+    (_P.UNPROVED, _PM.DOUBT): _P.ASIDE,
+    (_P.PROVED, _PM.PROVE): _P.PROVED,
+    (_P.PROVED, _PM.DOUBT): _P.ASIDE,
+    (_P.ASIDE, _PM.PROVE): _P.PROVED,
+    (_P.ASIDE, _PM.DOUBT): _P.ASIDE,
+}
+
+
 MOVES_KEPT = 32
 """Of one story: more than any request needs that is not being retried for minutes; a worker's goes on for ever."""
 
@@ -180,3 +203,7 @@ class HandleStory(Story[HandleState, HandleMove], eq=False):
 
 class WorkerStory(Story[WorkerState, WorkerMove], eq=False):
     table: ClassVar[Mapping[Any, Any]] = WORKER_TABLE
+
+
+class PairStory(Story[PairState, PairMove], eq=False):
+    table: ClassVar[Mapping[Any, Any]] = PAIR_TABLE

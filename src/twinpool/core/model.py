@@ -46,13 +46,18 @@ class Failure(StrEnum):
     NO_HANDLE = "no_handle"  # a prefill answered without a handle
     RESTARTED = "restarted"  # another engine answers at the worker's address: what the old one did is gone
     HANDLE_REFUSED = "handle_refused"  # a decode said that the handle is spent, expired or not its own
+    SUSPECT = "suspect"  # the first token came so late that nobody can say what KV it was written from
+    MISCOUNTED = "miscounted"  # the two engines do not agree on how many tokens the prompt has
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe and the configuration say of a worker. `incarnation` changes whenever its engine restarts.
 
-    `slots` (sequences at once), `context_tokens` and `lease_s` are None where the engine does not tell. A worker that does not
-    serve_whole (a decode server of SGLang) cannot read a prompt itself.
+    `slots` (sequences at once), `context_tokens`, `lease_s`, `kv_capacity_tokens` and `budget_tokens` (tokens a step) are None
+    where the engine does not tell. A worker that does not serve_whole (a decode server of SGLang) cannot read a prompt itself.
+
+    `dialect` is None where it cannot hand over at all, and `obstacle` says why, in words for `twinpool status`. What two
+    workers must have in common to hand KV over stands in the `fingerprint`, as far as it is known; see `core.compatibility`.
     """
 
     worker: str
@@ -68,6 +73,22 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float | None = None
     serves_whole: bool = True
     continues: bool = False  # can go on with an answer that another engine began
+    fingerprint: tuple[tuple[str, str], ...] = ()  # (what, value), in the order in which a difference is named
+    tensor_parallel: int = 1
+    vouches: bool = False  # verifies each handle itself and refuses what is not its own: its pairs need no other proof
+    reads_handoffs: bool = True  # False: must never be given a handle, as a vLLM launched `kv_producer`
+    gives_handoffs: bool = True  # False: must never be asked for one, as a vLLM launched `kv_consumer`
+    has_metrics: bool = False
+    obstacle: str | None = None
+    loras: tuple[str, ...] = ()  # those of `models` that are adapters on another
+    kv_capacity_tokens: int | None = None
+    block_tokens: int | None = None  # KV is handed over in whole blocks
+    kv_token_bytes: int | None = None  # over all its devices, within a thousandth
+    budget_tokens: int | None = None
+    kind: str = ""  # embedded, vllm, sglang, llama.cpp, openai
+    version: str | None = None
+    connector: str | None = None  # as declared, or as its metrics show it
+    kv_role: str | None = None
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -76,6 +97,7 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     worker: str
     incarnation: str
     lease_s: float | None = None
+    vouches: bool = False
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from twinpool.core.cluster import LegKey
 from twinpool.core.lifecycle import RequestState, RequestStory
 from twinpool.core.model import Dialect, Incarnation, Leg, RequestFacts
 from twinpool.core.policies import Pending
@@ -19,6 +20,7 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     attempt: int = 0
     strikes: int = 0
     failed_handoffs: int = 0
+    counted_tokens: int | None = None  # of the prompt, by the engine that prefilled it in this attempt
     avoid: frozenset[str] = frozenset()
     prefill: Incarnation | None = None
     decode: Incarnation | None = None  # also the one worker of a whole leg
@@ -34,3 +36,12 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
 
     def pending(self) -> Pending:
         return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs)
+
+    def key(self, leg: Leg) -> LegKey:
+        return LegKey(self.id, self.attempt, leg)
+
+    def engines(self) -> tuple[Incarnation, Incarnation]:
+        """The two that this attempt is for; raises `ValueError` where one engine does all of it."""
+        if self.prefill is None or self.decode is None:
+            raise ValueError(f"{self.id} has no pair")
+        return self.prefill, self.decode

@@ -11,6 +11,7 @@ import msgspec
 
 from twinpool.core.cluster import ClusterRecord
 from twinpool.core.handles import Handle
+from twinpool.core.pairs import PairsRecord
 from twinpool.core.requests import Request
 from twinpool.errors import UserError
 
@@ -24,6 +25,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     requests: list[Request]
     waiting: list[list[str]]
     handles: list[Handle]
+    pairs: PairsRecord
     prompt_lengths: dict[str, float]
 
 

@@ -9,13 +9,12 @@ spawn ──▶ waits for the ready line ──▶ serves ──▶ ended      (
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn, Self
 
-from twinpool.deploy.plan import PlannedWorker
-from twinpool.deploy.process import Ready, WorkerProcess
+from twinpool.deploy.process import Command, Ready, WorkerProcess
 from twinpool.deploy.restarts import RestartPolicy, Restarts
 from twinpool.errors import UserError
 
@@ -24,26 +23,27 @@ from twinpool.errors import UserError
 class Ended:
     """A worker's process is gone. `code` is negative for a signal; `restart_in_s` is None when it will not be started again.
 
-    `said` is its last line on stderr, empty when it had got as far as serving.
+    `said` is the reason that it wrote to stderr and `lines` its last ones, empty when it had got as far as serving.
     """
 
-    worker: PlannedWorker
+    worker: str
     code: int
     said: str
     restart_in_s: float | None
+    lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         how = f"was killed by signal {-self.code}" if self.code < 0 else f"ended with exit code {self.code}"
         why = f" ({self.said})" if self.said else ""
         then = "" if self.restart_in_s is None else f"; starting it again in {self.restart_in_s:g} s"
-        return f"{self.worker.id} {how}{why}{then}"
+        return f"{self.worker} {how}{why}{then}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Called in the event loop; must not block. `on_log` gets a worker's id and one line that it wrote."""
+    """Called in the event loop, with a worker's id; must not block. `on_log` gets one line that it wrote."""
 
-    on_ready: Callable[[PlannedWorker, Ready], None]
+    on_ready: Callable[[str, Ready], None]
     on_end: Callable[[Ended], None]
     on_log: Callable[[str, str], None]
 
@@ -55,25 +55,23 @@ class Deadlines:
 
 
 class Supervisor:
-    """Keeps the workers of a plan running for as long as it is entered.
+    """Keeps these workers running for as long as it is entered.
 
-    `argv` gives a worker's command line, told the inherited descriptor where it reads EOF when this process is gone.
+    `command` says what to run for a worker, told the inherited descriptor where it reads EOF when this process is gone.
     """
 
     def __init__(
         self,
-        workers: Sequence[PlannedWorker],
-        argv: Callable[[PlannedWorker, int], Sequence[str]],
+        workers: Sequence[str],
+        command: Callable[[str, int], Command],
         hooks: Hooks,
         *,
-        env: Mapping[str, str] | None = None,
         restarts: RestartPolicy | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
         self._workers = tuple(workers)
-        self._argv = argv
+        self._command = command
         self._hooks = hooks
-        self._env = dict(os.environ if env is None else env)
         self._restarts = restarts or RestartPolicy()
         self._deadlines = deadlines or Deadlines()
         self._running: dict[str, WorkerProcess] = {}
@@ -82,7 +80,7 @@ class Supervisor:
 
     async def __aenter__(self) -> Self:
         self._alive = os.pipe()
-        self._tasks = [asyncio.create_task(self._keep(worker), name=worker.id) for worker in self._workers]
+        self._tasks = [asyncio.create_task(self._keep(worker), name=worker) for worker in self._workers]
         return self
 
     async def __aexit__(
@@ -112,29 +110,28 @@ class Supervisor:
         """The process of each worker that has one now, by the worker's id."""
         return {name: process.pid for name, process in self._running.items()}
 
-    async def _keep(self, worker: PlannedWorker) -> None:
+    async def _keep(self, worker: str) -> None:
         """Runs one worker over and over; returns only by an error."""
         record = Restarts(self._restarts)
         while True:
-            code, said, served_s = await self._run(worker)
-            delay_s = record.delay_after(ready=served_s is not None, ran_s=served_s or 0.0)
-            self._hooks.on_end(Ended(worker, code, said, delay_s))
+            life = await self._run(worker)
+            delay_s = record.delay_after(ready=life.served_s is not None, ran_s=life.served_s or 0.0)
+            self._hooks.on_end(Ended(worker, life.code, life.said, delay_s, life.lines))
             if delay_s is None:
-                raise UserError(f"{worker.id} does not start: {said or f'exit code {code}, and not a word why'}")
+                raise UserError(f"{worker} does not start: {life.said or f'exit code {life.code}, and not a word why'}")
             await asyncio.sleep(delay_s)
 
-    async def _run(self, worker: PlannedWorker) -> tuple[int, str, float | None]:
-        """One life of a worker: its exit code, the reason of a failed start, and for how long it served, if it did."""
+    async def _run(self, worker: str) -> "_Life":
         if self._alive is None:
             raise RuntimeError("a supervisor starts workers only while it is entered")
         alive_fd = self._alive[0]
         clock = asyncio.get_running_loop().time
-        argv = self._argv(worker, alive_fd)
+        command = self._command(worker, alive_fd)
         try:
-            process = await WorkerProcess.spawn(argv, self._env, alive_fd, lambda line: self._hooks.on_log(worker.id, line))
+            process = await WorkerProcess.spawn(command, alive_fd, lambda line: self._hooks.on_log(worker, line))
         except OSError as problem:
-            return 127, f"{argv[0]}: {problem.strerror}", None
-        self._running[worker.id] = process
+            return _Life(127, said=f"{command.argv[0]}: {problem.strerror}")
+        self._running[worker] = process
         try:
             ready = await process.ready(self._deadlines.start_s)
             if ready is None:
@@ -142,14 +139,26 @@ class Supervisor:
             started = clock()
             self._hooks.on_ready(worker, ready)
             code = await process.wait()
-            return code, "", clock() - started
+            return _Life(code, served_s=clock() - started)
         finally:
             await process.stop(self._deadlines.stop_s)
-            del self._running[worker.id]
+            del self._running[worker]
 
-    async def _failed_start(self, process: WorkerProcess) -> tuple[int, str, float | None]:
+    async def _failed_start(self, process: WorkerProcess) -> "_Life":
         """It ended before it was ready, or is still there and must not be."""
+        said = ""
         if process.is_running:
             await process.stop(self._deadlines.stop_s)
-            return await process.wait(), f"not ready within {self._deadlines.start_s:g} s", None
-        return await process.wait(), process.last_words.removeprefix("twinpool: "), None
+            said = f"not ready within {self._deadlines.start_s:g} s"
+        code = await process.wait()
+        return _Life(code, said=said or process.last_words, lines=process.last_lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """One life of a worker. `served_s` is None when it did not get that far; only then is there a reason."""
+
+    code: int
+    said: str = ""
+    lines: tuple[str, ...] = ()
+    served_s: float | None = None

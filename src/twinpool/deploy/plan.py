@@ -43,6 +43,19 @@ class Wanted:
         if self.prefill + self.decode + self.colocated == 0:
             raise UserError("no worker asked for: give --prefill-workers, --decode-workers or --colocated-workers at least 1")
 
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """The id and the role of each."""
+        counts = zip(ROLES, (self.prefill, self.decode, self.colocated), strict=True)
+        return tuple((f"{role}-{number}", role) for role, count in counts for number in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShare:
+    """One process's part of the machine: it computes with `threads`, on `cores` where it can be bound to some."""
+
+    cores: tuple[int, ...]
+    threads: int
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedWorker:
@@ -68,23 +81,24 @@ class Plan:
 
 def plan_workers(machine: Machine, wanted: Wanted, model: Footprint) -> Plan:
     """Raises `UserError` when memory or shared memory is too small for it."""
-    named = [
-        (f"{role}-{number}", role)
-        for role, count in zip(ROLES, (wanted.prefill, wanted.decode, wanted.colocated), strict=True)
-        for number in range(count)
-    ]
+    named = wanted.named()
     slots, context_tokens, notes = _fit_memory(machine, len(named), model)
     if wanted.prefill and wanted.decode:
         _check_shared_memory(machine, model, context_tokens)
-    cpus = max(machine.cpus, 1)
-    spare, shares = _fair_shares(cpus, len(named))
-    if cpus < len(named):
-        notes.append(f"{len(named)} workers share {_text(cpus, 'core')}: they will slow each other down")
+    gateway_cores, shares = share_cores(machine, len(named))
+    if machine.cpus < len(named):
+        notes.append(f"{len(named)} workers share {_text(machine.cpus, 'core')}: they will slow each other down")
     workers = tuple(
-        PlannedWorker(name, role, _pinned(machine, share), len(share), slots, context_tokens)
+        PlannedWorker(name, role, share.cores, share.threads, slots, context_tokens)
         for (name, role), share in zip(named, shares, strict=True)
     )
-    return Plan(workers, _pinned(machine, spare), _worker_bytes(model, slots, context_tokens), tuple(notes))
+    return Plan(workers, gateway_cores, _worker_bytes(model, slots, context_tokens), tuple(notes))
+
+
+def share_cores(machine: Machine, workers: int) -> tuple[tuple[int, ...], list[CoreShare]]:
+    """The gateway's cores, and each worker's share."""
+    spare, shares = _fair_shares(max(machine.cpus, 1), workers)
+    return _pinned(machine, spare), [CoreShare(_pinned(machine, share), len(share)) for share in shares]
 
 
 def _fair_shares(cpus: int, workers: int) -> tuple[range, list[range]]:

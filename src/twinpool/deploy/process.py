@@ -11,14 +11,26 @@ import json
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from subprocess import DEVNULL
 
+from twinpool.deploy.last_words import TAIL_LINES, reason
+
 Log = Callable[[str], None]  # one line of a worker, without its end
 
 _LONGEST_LINE = 1 << 16
+_LINES_KEPT = 400  # an engine's traceback, once for each of its processes
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run: `argv`, and the whole environment."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +47,21 @@ class WorkerProcess:
     def __init__(self, process: Process, log: Log) -> None:
         self._process = process
         self._log = log
-        self._last_words = ""
+        self._written: deque[str] = deque(maxlen=_LINES_KEPT)
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._listeners = [asyncio.create_task(self._hear_stdout()), asyncio.create_task(self._hear_stderr())]
 
     @classmethod
-    async def spawn(cls, argv: Sequence[str], env: Mapping[str, str], alive_fd: int, log: Log) -> "WorkerProcess":
+    async def spawn(cls, command: Command, alive_fd: int, log: Log) -> "WorkerProcess":
         """Raises `OSError` when there is no such program."""
         process = await asyncio.create_subprocess_exec(
-            *argv, env=env, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, pass_fds=(alive_fd,), start_new_session=True
+            *command.argv,
+            env=command.env,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=PIPE,
+            pass_fds=(alive_fd,),
+            start_new_session=True,
         )
         return cls(process, log)
 
@@ -57,8 +75,12 @@ class WorkerProcess:
 
     @property
     def last_words(self) -> str:
-        """The last line it wrote to stderr: of a failed start, the reason."""
-        return self._last_words
+        """Of a failed start, the reason, as far as it wrote one to stderr."""
+        return reason(self._written)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        return tuple(self._written)[-TAIL_LINES:]
 
     async def ready(self, timeout_s: float) -> Ready | None:
         """None when it ended, or said nothing in time."""
@@ -76,11 +98,16 @@ class WorkerProcess:
         return code
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        """Its whole group. Its id is ours to use only until it has been waited for."""
+        if self.is_running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, timeout_s: float) -> None:
-        """Asks it to end, and makes it end when it does not in time."""
-        self._signal(signal.SIGTERM)
+        """Asks it to end, and makes it and whatever it started end when it does not in time."""
+        if self.is_running:
+            with suppress(ProcessLookupError):
+                self._process.terminate()  # it alone: it knows best in what order its own processes end
         try:
             await asyncio.wait_for(self._process.wait(), timeout_s)
         except TimeoutError:
@@ -88,12 +115,6 @@ class WorkerProcess:
         finally:
             self.kill()
         await self.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        """To its whole group. Its id is ours to use only until it has been waited for."""
-        if self.is_running:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
 
     async def _hear_stdout(self) -> None:
         async for line in _lines(self._process.stdout):
@@ -106,7 +127,7 @@ class WorkerProcess:
     async def _hear_stderr(self) -> None:
         async for line in _lines(self._process.stderr):
             self._log(line)
-            self._last_words = line.strip() or self._last_words
+            self._written.append(line)
 
 
 def _read_ready(line: str) -> Ready | None:

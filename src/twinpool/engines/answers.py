@@ -80,7 +80,10 @@ def failure_of_loss(lost: UpstreamLost) -> Failure:
 
 def failure_of_status(status: int, body: bytes) -> Failure:
     """What an answer that is not 200 says. A refused handle is a failed handoff, whatever its status; so is a prompt whose KV
-    finds no room, on a worker that is not busy otherwise."""
+    finds no room, on a worker that is not busy otherwise. A 401 is about our key and not the client's: nobody is served there
+    until a probe gets in."""
+    if status == 401:
+        return Failure.UNREACHABLE
     if status in (429, 503):
         return Failure.NO_HANDLE if _code(body) == Reason.HANDOFF_FAILED else Failure.BUSY
     if 400 <= status < 500:

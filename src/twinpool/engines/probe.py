@@ -1,115 +1,57 @@
 """Asks an engine what it is.
 
-    GET /twinpool/identity   the embedded worker: everything
-    GET /v1/models           any OpenAI engine: its models; it serves colocated, since nothing says that it can hand off
+    /twinpool/identity       the embedded worker: everything
+    /version, /metrics       vLLM
+    /server_info             SGLang
+    /props                   llama.cpp's own server
+    /v1/models               any OpenAI engine: its models; it serves colocated, since nothing says that it can hand off
 
-An engine that cannot be asked raises `ProbeError` with the reason that `twinpool status` shows.
+An engine that cannot be asked raises `ProbeError` with the reason that `twinpool status` shows. Who knows of what kind it was
+asks for that first: then a probe is one to three small requests.
 """
 
 import asyncio
-import os
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
-import msgspec
 
-from twinpool.core.model import Dialect
-from twinpool.errors import TwinpoolError
+from twinpool.engines.asking import ProbeError, Trouble, fetch
+from twinpool.engines.embedded import ask_embedded
+from twinpool.engines.identity import Ask, Identity, Kind, ask_models, names
+from twinpool.engines.llama_cpp import ask_llama_cpp
+from twinpool.engines.metrics import NO_HEADERS
+from twinpool.engines.sglang import ask_sglang
+from twinpool.engines.vllm import ask_vllm
 
+__all__ = ["Identity", "Kind", "ProbeError", "Trouble", "probe"]
 
-class ProbeError(TwinpoolError):
-    """Why an engine is not known to be well."""
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself; None where it does not tell."""
-
-    engine: str
-    incarnation: str
-    models: tuple[str, ...]
-    dialect: Dialect | None = None
-    slots: int | None = None
-    context_tokens: int | None = None
-    lease_s: float | None = None
-    continues: bool = False
+_KINDS: dict[Kind, Callable[[Ask], Awaitable[Identity | None]]] = {
+    Kind.EMBEDDED: ask_embedded,
+    Kind.VLLM: ask_vllm,
+    Kind.SGLANG: ask_sglang,
+    Kind.LLAMA_CPP: ask_llama_cpp,
+}
 
 
-class _Embedded(msgspec.Struct):
-    engine: str
-    engine_version: str
-    incarnation: str
-    model: str
-    slots: int
-    context_tokens: int
-    lease_s: float
-    continues: bool = False
+async def probe(
+    session: aiohttp.ClientSession,
+    url: str,
+    timeout_s: float,
+    *,
+    headers: Mapping[str, str] = NO_HEADERS,
+    expected: Kind | None = None,
+) -> Identity:
+    """Ask the engine at `url` within the timeout; raises `ProbeError`. `headers` carry its key, `expected` is what it was."""
 
+    async def ask(path: str) -> bytes | None:
+        return await fetch(session, url + path, headers)
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-async def probe(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Identity:
-    """Ask the engine at `url` within the timeout; raises `ProbeError`."""
     try:
         async with asyncio.timeout(timeout_s):
-            said = await _get(session, f"{url}/twinpool/identity")
-            if said is not None:
-                return _embedded(msgspec.json.decode(said, type=_Embedded))
-            said = await _get(session, f"{url}/v1/models")
+            for kind in sorted(_KINDS, key=lambda kind: kind is not expected):
+                identity = await _KINDS[kind](ask)
+                if identity is not None:
+                    return identity
+            return Identity(kind=Kind.OPENAI, obstacle="its engine is not known to hand off", **names(await ask_models(ask)))
     except TimeoutError:
-        raise ProbeError(f"no answer within {timeout_s:g} s") from None
-    except aiohttp.ClientConnectorError as lost:
-        raise ProbeError(f"no connection: {_reason(lost.os_error)}") from lost
-    except (aiohttp.ClientError, OSError) as lost:
-        raise ProbeError(str(lost) or type(lost).__name__) from lost
-    except msgspec.DecodeError as strange:
-        raise ProbeError(f"its answer is not understood: {strange}") from strange
-    if said is None:
-        raise ProbeError("it has no /v1/models: is this an OpenAI engine?")
-    try:
-        models = msgspec.json.decode(said, type=_Models)
-    except msgspec.DecodeError as strange:
-        raise ProbeError(f"its /v1/models is not understood: {strange}") from strange
-    lengths = [model.max_model_len for model in models.data if model.max_model_len is not None]
-    return Identity(
-        engine="openai",
-        incarnation="",  # nobody tells; it holds no handles, so nothing depends on it
-        models=tuple(model.id for model in models.data),
-        context_tokens=min(lengths, default=None),
-    )
-
-
-def _embedded(said: _Embedded) -> Identity:
-    return Identity(
-        engine=f"{said.engine} {said.engine_version}",
-        incarnation=said.incarnation,
-        models=(said.model,),
-        dialect=Dialect.NIXL,
-        slots=said.slots,
-        context_tokens=said.context_tokens,
-        lease_s=said.lease_s,
-        continues=said.continues,
-    )
-
-
-def _reason(problem: OSError) -> str:
-    """The system's own words: the library's name the address once more. Name look-ups have numbers of their own."""
-    number = problem.errno or 0
-    return os.strerror(number) if number > 0 else problem.strerror or str(problem)
-
-
-async def _get(session: aiohttp.ClientSession, url: str) -> bytes | None:
-    """The page; None where there is no such page. Anything else than 200 and 404 is an engine that is not well."""
-    async with session.get(url) as answer:
-        if answer.status == 404:
-            return None
-        if answer.status == 401:
-            raise ProbeError("it wants an API key (401)")
-        if answer.status != 200:
-            raise ProbeError(f"{url} answered {answer.status}")
-        return await answer.read()
+        raise ProbeError(f"no answer within {timeout_s:g} s", Trouble.SILENT) from None

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
+from twinpool.config import Declared, declared_of
 from twinpool.core import events as on
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
+from twinpool.engines.facts import why_not_roles
 from twinpool.errors import (
     BadRequestError,
     NotFoundError,
@@ -35,7 +37,9 @@ _WORKER_ID = r"\A[A-Za-z0-9._-]{1,64}\Z"
 """It stands in paths of this port and in headers of answers."""
 
 
-class _NewWorker(msgspec.Struct, forbid_unknown_fields=True):
+class _NewWorker(Declared, frozen=True, kw_only=True):
+    """An engine that runs already, and what it cannot be asked. No file of ours can be named here: it gets the key of all."""
+
     id: Annotated[str, msgspec.Meta(pattern=_WORKER_ID)]
     url: str
     role: Role = Role.COLOCATED
@@ -53,10 +57,13 @@ class ConflictError(RequestError):
 class Admin:
     """The routes of the admin port."""
 
-    def __init__(self, driver: Driver, membership: Membership, token: str | None, url: Callable[[], str]) -> None:
+    def __init__(
+        self, driver: Driver, membership: Membership, token: str | None, engine_key: str | None, url: Callable[[], str]
+    ) -> None:
         self._driver = driver
         self._membership = membership
         self._token = token
+        self._engine_key = engine_key
         self._url = url
         self._started_at = monotonic()
 
@@ -113,8 +120,10 @@ class Admin:
         allowed = new.allowed_roles or (new.role,)
         if new.role not in allowed:
             raise BadRequestError(f"role {new.role} is not among allowed_roles", Reason.INVALID_VALUE, param="role")
+        if why_not := why_not_roles(allowed, new):
+            raise BadRequestError(why_not, Reason.INVALID_VALUE, param="kv_role")
         try:
-            member = Member(new.id, new.url, new.role, allowed)
+            member = Member(new.id, new.url, new.role, allowed, declared_of(new), self._engine_key)
         except UserError as wrong:
             raise BadRequestError(str(wrong), Reason.INVALID_VALUE, param="url") from wrong
         self._membership.attach(member)

@@ -14,9 +14,10 @@ import msgspec
 from aiohttp import web
 
 from twinpool.assemble import build_controller
-from twinpool.config import Config
+from twinpool.config import Config, Declared
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
+from twinpool.engines.asking import Trouble
 from twinpool.errors import (
     BadRequestError,
     NotFoundError,
@@ -29,11 +30,13 @@ from twinpool.errors import (
 from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.admin import Admin
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.ceilings import check_ceilings
 from twinpool.gateway.driver import Driver
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.metrics import Metrics
-from twinpool.gateway.openai import ROUTES, Endpoint, read_call
+from twinpool.gateway.openai import read_call
+from twinpool.gateway.routes import ROUTES, Endpoint, why_unsupported
 from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 
 _JSON = [(b"content-type", b"application/json")]
@@ -48,7 +51,8 @@ _PASSED_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
 class Gateway:
-    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop."""
+    """One gateway. `start`, `attach` workers, and `close` at the end; everything on the running event loop. `engine_key` is for
+    engines that join over the admin port."""
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Gateway:
         *,
         api_keys: frozenset[str] = frozenset(),
         admin_token: str | None = None,
+        engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
     ) -> None:
@@ -75,7 +80,8 @@ class Gateway:
         )
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
-        self._admin = Admin(self._driver, self._members, admin_token, lambda: self.url)
+        self._pool.on_idle_lost = self._members.connection_lost
+        self._admin = Admin(self._driver, self._members, admin_token, engine_key, lambda: self.url)
         self._has_admin_token = admin_token is not None
         self._server: Server | None = None
         self._admin_runner: web.AppRunner | None = None
@@ -122,9 +128,18 @@ class Gateway:
             await self.close()
             raise
 
-    def attach(self, worker: str, url: str, role: Role, allowed_roles: tuple[Role, ...]) -> None:
-        """Know this worker and route to it while it is well. A known id at a new address takes the old one's place."""
-        self._members.attach(Member(worker, url, role, allowed_roles))
+    def attach(
+        self,
+        worker: str,
+        url: str,
+        role: Role,
+        allowed_roles: tuple[Role, ...],
+        declared: Declared = Declared(),  # noqa: B008  frozen
+        api_key: str | None = None,
+    ) -> None:
+        """Know this worker and route to it while it is well. A known id at a new address takes the old one's place. `declared`
+        has what it cannot be asked, `api_key` goes with every request to it."""
+        self._members.attach(Member(worker, url, role, allowed_roles, declared, api_key))
 
     def detach(self, worker: str) -> None:
         self._members.detach(worker)
@@ -158,7 +173,7 @@ class Gateway:
         try:
             await self._route(request, responder, wire_id)
         except RequestError as error:
-            if request.path in ROUTES:
+            if request.path in ROUTES or why_unsupported(request.path) is not None:
                 self._metrics.turned_away()
             headers = [*_JSON, (b"x-request-id", wire_id)]
             if error.retry_after_s is not None:
@@ -172,6 +187,9 @@ class Gateway:
             self._authenticate(request)
             await self._serve_call(ROUTES[path], request, responder, wire_id)
             return
+        if (why := why_unsupported(path)) is not None:
+            self._authenticate(request)
+            raise NotFoundError(f"{path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":
@@ -192,7 +210,8 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body)
+        call = read_call(endpoint, request.body, self._members.only_model())
+        check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):
             if not self._members.models():
@@ -211,28 +230,34 @@ class Gateway:
             raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
     def _readiness(self) -> tuple[int, bytes]:
-        """Ready while some worker can take a request; the reason why not, else."""
+        """Ready while some worker can take a request; the reason why not, else. Workers that do not take our key are named:
+        waiting does not mend that."""
         controller = self._driver.controller
         if controller.is_draining:
             return 503, b'{"ready":false,"reason":"draining"}'
         if any(worker.story.state is WorkerState.READY for worker in controller.cluster):
             return 200, b'{"ready":true}'
+        locked = [member.worker for member in self._members if member.trouble_kind is Trouble.AUTH]
+        if locked:
+            return 503, msgspec.json.encode({"ready": False, "reason": "auth", "workers": locked})
         return 503, b'{"ready":false,"reason":"no_worker"}'
 
     def _models(self) -> bytes:
         models = self._members.models()
         if not models:
             raise UnavailableError("no worker is up", retry_after_s=2)
-        return msgspec.json.encode({"object": "list", "data": [_model_object(model) for model in models]})
+        return msgspec.json.encode({"object": "list", "data": [self._model_object(model) for model in models]})
 
     def _model(self, name: str) -> bytes:
         if name not in self._members.models():
             raise NotFoundError(f"the model {name!r} does not exist here", Reason.MODEL_NOT_FOUND, param="model")
-        return msgspec.json.encode(_model_object(name))
+        return msgspec.json.encode(self._model_object(name))
 
-
-def _model_object(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool"}
+    def _model_object(self, name: str) -> dict[str, Any]:
+        """As vLLM shows it: adapters name the model they stand on."""
+        parent = self._members.parent(name)
+        adapter = {} if parent is None else {"parent": parent}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "twinpool", **adapter}
 
 
 def _connections_possible() -> int:

@@ -26,6 +26,7 @@ class ClientRequest:
         "_passed_headers",
         "arrived",
         "attempt",
+        "cached_tokens",
         "call",
         "copy",
         "decode",
@@ -72,6 +73,7 @@ class ClientRequest:
         self.copy: SentCopy | None = None  # of what the client has, where another engine could go on with it
         self.stream_has_error = False
         self.prompt_tokens: int | None = None  # as an engine counted them
+        self.cached_tokens = 0  # of those, where the prompt was prefilled
         self.begin(attempt=0, path="none", sent=None)
 
     @property

@@ -18,13 +18,18 @@ from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
 from twinpool.core.model import Usage
+from twinpool.engines.metrics import EngineMetrics
+from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
 from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.canary import Canaries, Place
+from twinpool.gateway.guard import Guard, Histories, Scrape
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.legs import Legs
 from twinpool.gateway.metrics import Metrics
-from twinpool.gateway.release import Releases
+from twinpool.gateway.openai import PATHS
+from twinpool.gateway.release import Read, Releases
 from twinpool.http1 import Origin, Pool
 from twinpool.measure.timeline import Timeline
 
@@ -74,9 +79,13 @@ class Driver:
         self.controller = controller
         self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
         self.probe_now: Callable[[str], None] = lambda worker: None
+        self.scrape: Scrape = _nobody_to_ask
+        self.histories = Histories()
         self._metrics = metrics
         self._journal = journal
         self._access_log = access_log
+        self._guard = Guard(self.histories, self._scrape)
+        self._canaries = Canaries(pool, controller.rules, timeouts, self.feed, self._scrape)
         self._releases = Releases(pool, timeouts.release_s, self.feed)
         self._legs = Legs(pool, timeouts, self.feed, self._releases.start, expose_route=expose_route)
         self._requests: dict[str, ClientRequest] = {}
@@ -98,6 +107,7 @@ class Driver:
             do.FailRequest: self._fail_request,
             do.RelayFailure: self._relay_failure,
             do.ProbeWorker: self._probe_worker,
+            do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
         }
 
@@ -143,6 +153,8 @@ class Driver:
     async def close(self) -> None:
         """End what is left: legs, releases, the timer, the journal."""
         self._give_up()
+        await self._canaries.close()
+        await self._guard.close()
         await self._releases.close()
         await self._legs.close()
         if self._timer is not None:  # the releases' ends may have set it anew
@@ -157,6 +169,9 @@ class Driver:
             request.fail(_error(503, Reason.DRAINING), request.answer_headers(with_route=False))
             self._end(request.id, "failed")
 
+    async def _scrape(self, worker: str) -> EngineMetrics:
+        return await self.scrape(worker)
+
     # The loop
 
     def _step(self, event: on.Event) -> None:
@@ -169,6 +184,8 @@ class Driver:
             self._finished(event)
         elif isinstance(event, on.LegFailed):
             self._metrics.leg_failed(event.leg, event.failure)
+        elif isinstance(event, on.HandoffProved | on.HandoffNotProved):
+            self._metrics.canary_ended(event)
 
     def _set_timer(self) -> None:
         at = self.controller.next_wakeup()
@@ -199,7 +216,11 @@ class Driver:
     def _send_decode(self, command: do.SendDecode) -> None:
         request = self._requests[command.request]
         request.decode = command.worker
-        self._legs.start_decode(request, self._origins[command.worker], continues=self._continues(command.worker))
+        doubt = None
+        if command.trusted_until is not None and request.prefilled is not None:
+            doubt = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
+        continues = self._continues(command.worker)
+        self._legs.start_decode(request, self._origins[command.worker], continues=continues, doubt=doubt)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
@@ -221,8 +242,12 @@ class Driver:
             self._legs.cancel(request, command.leg)
 
     def _release_handle(self, command: do.ReleaseHandle) -> None:
-        handle = self._requests[command.request].handles[command.attempt]
-        self._releases.start(command.request, command.attempt, self._origins[command.worker], handle)
+        request = self._requests[command.request]
+        read = None
+        if command.reader is not None:
+            read = Read(self._origins[command.reader], PATHS[request.call.endpoint], request.call.fields)
+        handle = request.handles[command.attempt]
+        self._releases.start(command.request, command.attempt, self._origins[command.worker], handle, read)
 
     def _fail_request(self, command: do.FailRequest) -> None:
         request = self._requests.get(command.request)
@@ -247,6 +272,11 @@ class Driver:
 
     def _probe_worker(self, command: do.ProbeWorker) -> None:
         self.probe_now(command.worker)
+
+    def _prove_handoff(self, command: do.ProveHandoff) -> None:
+        cluster = self.controller.cluster
+        prefill, decode = (Place(cluster[worker].facts, self._origins[worker]) for worker in (command.prefill, command.decode))
+        self._canaries.start(command.canary, prefill, decode)
 
     def _record_role(self, command: do.RecordRole) -> None:
         self._metrics.role_changed(command.role, command.reason)
@@ -273,6 +303,10 @@ class Driver:
             request.ended.set_result(None)
         if not self._requests:
             self._idle.set()
+
+
+async def _nobody_to_ask(worker: str) -> EngineMetrics:
+    raise ProbeError("no worker is known")
 
 
 def _error(status: int, reason: Reason, retry_after_s: int | None = None) -> RequestError:

@@ -18,7 +18,8 @@ from twinpool.engines.answers import failure_of_loss, failure_of_status, retry_a
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.continuation import Sent, SentCopy, read_sent
 from twinpool.gateway.openai import PATHS
-from twinpool.gateway.relay import ContinuedAnswer, EngineError, LegEnd, StreamedAnswer, WholeAnswer
+from twinpool.gateway.relay import ContinuedAnswer, Doubt, EngineError, LegEnd, Mend, StreamedAnswer, WholeAnswer
+from twinpool.gateway.usage import prefill_cached
 from twinpool.handoff import nixl
 from twinpool.handoff.body import CONTINUE_FIELD, put_together
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
@@ -47,13 +48,13 @@ class Legs:
     def start_prefill(self, request: ClientRequest, worker: Origin) -> None:
         self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker))
 
-    def start_decode(self, request: ClientRequest, worker: Origin, *, continues: bool) -> None:
+    def start_decode(self, request: ClientRequest, worker: Origin, *, continues: bool, doubt: Doubt | None) -> None:
         """The handle of this attempt goes with it: it is presented once, whatever comes of it. `continues`: workers like this
-        one could go on with its answer."""
-        self._start_answer(request, Leg.DECODE, worker, request.handles[request.attempt], continues)
+        one could go on with its answer. `doubt`: what must be found out before the client may have any of it."""
+        self._start_answer(request, Leg.DECODE, worker, request.handles[request.attempt], continues, doubt)
 
     def start_whole(self, request: ClientRequest, worker: Origin, *, continues: bool) -> None:
-        self._start_answer(request, Leg.WHOLE, worker, None, continues)
+        self._start_answer(request, Leg.WHOLE, worker, None, continues, None)
 
     def cancel(self, request: ClientRequest, leg: Leg) -> None:
         task = request.legs.pop(leg, None)
@@ -72,17 +73,25 @@ class Legs:
             request.stream.break_off()
 
     def _start_answer(
-        self, request: ClientRequest, leg: Leg, worker: Origin, handle: msgspec.Raw | None, continues: bool
+        self,
+        request: ClientRequest,
+        leg: Leg,
+        worker: Origin,
+        handle: msgspec.Raw | None,
+        continues: bool,
+        doubt: Doubt | None,
     ) -> None:
         fields: dict[str, msgspec.Raw | bytes] = dict(request.call.fields)
         answer: WholeAnswer | StreamedAnswer
+        # an engine that does not vouch for what it read does not know either what was cached where it was written
+        mend = None if doubt is None else prefill_cached(request.cached_tokens)
         if not request.call.facts.stream:
-            answer = WholeAnswer()
+            answer = WholeAnswer(doubt, mend, None if doubt is None else request.prompt_tokens or None)
         elif request.is_begun:
             answer, sent = self._continued(request)
             fields[CONTINUE_FIELD] = msgspec.json.encode({"text": sent.text})
         else:
-            answer = self._streamed(request, continues)
+            answer = self._streamed(request, continues, doubt, mend)
         body = put_together(fields) if handle is None else nixl.decode_body(fields, handle)
         self._start(request, leg, self._answer(request, request.attempt, leg, worker, body, answer))
 
@@ -128,6 +137,7 @@ class Legs:
         request.prefilled = monotonic()
         request.handles[attempt] = prefilled.handle
         request.prompt_tokens = prefilled.prompt_tokens
+        request.cached_tokens = prefilled.cached_tokens
         self._feed(
             on.PrefillFinished(
                 at=request.prefilled,
@@ -178,7 +188,7 @@ class Legs:
             on.RequestFinished(at=now, request=request.id, attempt=attempt, timeline=request.timeline(now), usage=end.usage)
         )
 
-    def _streamed(self, request: ClientRequest, continues: bool) -> StreamedAnswer:
+    def _streamed(self, request: ClientRequest, continues: bool, doubt: Doubt | None, mend: Mend | None) -> StreamedAnswer:
         attempt = request.attempt
 
         def first_token(at: float) -> None:
@@ -188,7 +198,7 @@ class Legs:
 
         request.copy = SentCopy() if continues and request.call.can_continue else None
         headers = request.answer_headers(with_route=self._expose_route)
-        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy)
+        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy, doubt, mend)
         return answer
 
     def _continued(self, request: ClientRequest) -> tuple[ContinuedAnswer, Sent]:

@@ -8,7 +8,8 @@ from prometheus_client.registry import Collector
 
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
-from twinpool.core.lifecycle import HandleState, WorkerState
+from twinpool.core.events import HandoffNotProved, HandoffProved
+from twinpool.core.lifecycle import HandleState, PairState, WorkerState
 from twinpool.core.model import Failure, Leg, Role
 from twinpool.gateway.calls import ClientRequest
 from twinpool.measure.gaps import BOUNDS_S, Gaps
@@ -63,6 +64,12 @@ class Metrics:
             ["leg", "failure"],
             registry=registry,
         )
+        self._canaries = Counter(
+            "twinpool_canaries",
+            "Small handoffs of our own, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
         self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
         self._gaps = _GapTotals()
         registry.register(self._gaps)
@@ -77,6 +84,10 @@ class Metrics:
 
     def leg_failed(self, leg: Leg, failure: Failure) -> None:
         self._leg_failures.labels(leg, failure).inc()
+
+    def canary_ended(self, event: HandoffProved | HandoffNotProved) -> None:
+        outcome = "proved" if isinstance(event, HandoffProved) else "not_proved" if event.was_tried else "not_tried"
+        self._canaries.labels(outcome).inc()
 
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
@@ -149,7 +160,10 @@ class _ClusterNow(Collector):
         counts = self._controller.handles_by_state()
         for state in (HandleState.HELD, HandleState.SENT, HandleState.RELEASING, HandleState.ORPHANED):
             handles.add_metric([state], counts.get(state, 0))
+        pairs = GaugeMetricFamily("twinpool_pairs", "Two workers that could hand over, by whether they may.", labels=["state"])
+        for pair_state in PairState:
+            pairs.add_metric([pair_state], sum(pair.state is pair_state for pair in self._controller.pairs()))
         live, waiting = self._controller.live_requests, self._controller.waiting_requests()
-        yield from (pool, queue, handles)
+        yield from (pool, queue, handles, pairs)
         yield GaugeMetricFamily("twinpool_requests_live", "Requests in the gateway.", value=live)
         yield GaugeMetricFamily("twinpool_requests_waiting", "Requests in the router's queue.", value=waiting)

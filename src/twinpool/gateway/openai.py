@@ -1,29 +1,24 @@
 """What the gateway reads from an OpenAI request: what routing needs, and nothing else.
 
 Whether a role, a tool or a sampling parameter is valid is the engine's to say: a router that is stricter than its engines is
-wrong about half of them within a year.
+wrong about half of them within a year. What an engine could not hand over (an obstacle) is read the other way round: engines
+take "3" and 3.0 for 3, so that whatever is not plainly harmless goes whole to one worker.
 """
 
-from enum import StrEnum
-from typing import TypeVar
+import math
+from typing import Any, TypeVar
 
 import msgspec
 
 from twinpool.core.decisions import Why
 from twinpool.core.model import RequestFacts
 from twinpool.errors import BadRequestError, Reason
+from twinpool.gateway.routes import PATHS, ROUTES, WAYS, Endpoint, Way
 from twinpool.handoff.body import Fields, take_apart
 
-
-class Endpoint(StrEnum):
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-
+__all__ = ["PATHS", "ROUTES", "Call", "Endpoint", "read_call"]
 
 T = TypeVar("T")
-
-ROUTES: dict[str, Endpoint] = {"/v1/chat/completions": Endpoint.CHAT, "/v1/completions": Endpoint.COMPLETIONS}
-PATHS = {endpoint: path for path, endpoint in ROUTES.items()}
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -47,20 +42,39 @@ class _Part(msgspec.Struct):
 _BEYOND_TEXT = ("tools", "functions", "logprobs", "top_logprobs", "echo")
 """Fields that put more than text into an answer."""
 
+_READ_BY_MODEL = ("input", "messages", "query", "queries", "documents", "text_1", "text_2", "data_1", "data_2")
+"""Where the other routes keep what a model must read."""
+
+_FREE = frozenset({Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
+"""Nothing is computed there but tokens."""
+
+_SEVERAL = (("n", Why.N_CHOICES), ("best_of", Why.BEST_OF))
+_UNSET = (b"null", b"false")
+_OBSTACLES = (
+    ("use_beam_search", Why.BEAM_SEARCH),
+    ("prompt_logprobs", Why.PROMPT_LOGPROBS),
+    ("echo", Why.ECHO),
+    ("prompt_embeds", Why.PROMPT_EMBEDS),
+)
+"""Fields that are an obstacle as soon as they say anything. `prompt_logprobs: 0` asks for those of the prompt itself."""
+
 _MESSAGES = msgspec.json.Decoder(list[_Message])
 _PARTS = msgspec.json.Decoder(list[_Part])
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
 _INTEGER = msgspec.json.Decoder(int)
+_SCALAR = msgspec.json.Decoder(int | float | str | bool)
 
 
-def read_call(endpoint: Endpoint, body: bytes) -> Call:
-    """Take a body apart; raises `BadRequestError` where it is not a JSON object that names a model."""
+def read_call(endpoint: Endpoint, body: bytes, only_model: str | None = None) -> Call:
+    """Take a body apart; raises `BadRequestError` where it is not a JSON object that names a model. Routes on which engines
+    need none get the `only_model` there is."""
     fields = take_apart(body)
+    if WAYS[endpoint] is not Way.DISAGGREGATED:
+        return _whole(endpoint, fields, only_model)
     model = _model(fields)
     texts, prompts = _prompt(endpoint, fields)
-    choices = max(_integer(fields, "n") or 1, _integer(fields, "best_of") or 1)
-    obstacle = Why.PROMPT_LIST if prompts is not None else Why.N_CHOICES if choices > 1 else None
+    choices = max(_several(fields, name) for name, _ in _SEVERAL)
     facts = RequestFacts(
         model=model,
         endpoint=endpoint,
@@ -69,9 +83,46 @@ def read_call(endpoint: Endpoint, body: bytes) -> Call:
         is_ascii=all(map(str.isascii, texts)),
         sequences=max(1, choices * (prompts or 1)),
         max_tokens=_integer(fields, "max_completion_tokens") or _integer(fields, "max_tokens"),
-        obstacle=obstacle,
+        obstacle=Why.PROMPT_LIST if prompts is not None else _obstacle(fields),
     )
     return Call(endpoint, fields, facts, _can_continue(fields, facts))
+
+
+def _whole(endpoint: Endpoint, fields: Fields, only_model: str | None) -> Call:
+    """A request that decodes nothing. Its length is that of what the model reads, quotes and all: close enough for a load."""
+    model = _model(fields) if "model" in fields or only_model is None else only_model
+    read = () if endpoint in _FREE else (bytes(fields[name]) for name in _READ_BY_MODEL if name in fields)
+    lengths = [(len(text), text.isascii()) for text in read]
+    facts = RequestFacts(
+        model=model,
+        endpoint=endpoint,
+        stream=False,
+        prompt_chars=sum(length for length, _ in lengths),
+        is_ascii=all(is_ascii for _, is_ascii in lengths),
+        max_tokens=0,
+        obstacle=Why.OTHER_ROUTE,
+    )
+    return Call(endpoint, fields, facts, can_continue=False)
+
+
+def _obstacle(fields: Fields) -> Why | None:
+    for name, why in _SEVERAL:
+        if name in fields and _several(fields, name) != 1:
+            return why
+    return next((why for name, why in _OBSTACLES if bytes(fields.get(name, b"null")) not in _UNSET), None)
+
+
+def _several(fields: Fields, name: str) -> int:
+    """How many an engine would take this for; 0 for what it must refuse. Never more than fits a count."""
+    raw = bytes(fields.get(name, b"null"))
+    if raw == b"null":
+        return 1
+    value: Any = _decode(_SCALAR, msgspec.Raw(raw))
+    try:
+        count = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return int(min(count, 1e9)) if math.isfinite(count) and count > 0 and count == int(count) else 0
 
 
 def _can_continue(fields: Fields, facts: RequestFacts) -> bool:

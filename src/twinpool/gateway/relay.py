@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import Protocol
 
 import msgspec
 
@@ -35,6 +36,9 @@ _HANDOFF_HEADER = b"x-twinpool-handoff-s"
 _BYTES_HEADER = b"x-twinpool-handoff-bytes"
 
 Headers = list[tuple[bytes, bytes]]
+
+Mend = Callable[[bytes], bytes]
+"""Puts right what an engine cannot know, in whole events or a whole body."""
 
 
 class EngineError(msgspec.Struct, frozen=True):
@@ -61,10 +65,19 @@ class Handoff(msgspec.Struct):
     moved_bytes: int | None = None
 
 
-class _Answer:
-    """The half that both kinds share: the head, and an answer that is not 200."""
+class Doubt(Protocol):
+    """Whether what a leg writes may be believed; see `guard`."""
 
-    def __init__(self) -> None:
+    def is_safe(self, first_token: float) -> bool: ...
+    def find_out(self, first_token: float, then: Callable[[bool], None]) -> None:
+        """Calls `then`, some time later, with whether it may."""
+
+
+class _Answer:
+    """The half that both kinds share: the head, an answer that is not 200, one that must be found out about."""
+
+    def __init__(self, doubt: Doubt | None = None) -> None:
+        self._doubt = doubt
         self.done: asyncio.Future[LegEnd] = asyncio.get_running_loop().create_future()
         self.handoff = Handoff()
         self.content_type = b"application/json"
@@ -100,14 +113,42 @@ class _Answer:
         if not self.done.done():
             self.done.set_result(end)
 
+    def _must_find_out(self, first_token: float) -> bool:
+        """Whether the answer has to wait; then `_found_out` is called, unless the leg ends before."""
+        doubt, self._doubt = self._doubt, None
+        if doubt is None or doubt.is_safe(first_token):
+            return False
+        doubt.find_out(first_token, self._found_out)
+        return True
+
+    def _found_out(self, may_be_believed: bool) -> None:
+        if self.done.done():
+            return
+        if may_be_believed:
+            self._believe()
+        else:
+            self._end(LegEnd(failure=Failure.SUSPECT))
+
+    def _believe(self) -> None:
+        raise NotImplementedError
+
 
 class WholeAnswer(_Answer):
     """An answer that is not streamed: kept until it is whole, so that one that breaks can be begun anew."""
+
+    def __init__(self, doubt: Doubt | None = None, mend: Mend | None = None, prompt_tokens: int | None = None) -> None:
+        """`prompt_tokens` is what another engine has counted, where this one must count the same."""
+        super().__init__(doubt)
+        self._mend = mend
+        self._prompt_tokens = prompt_tokens
+        self._usage: Usage | None = None
 
     @property
     def body(self) -> bytes:
         """The answer without what only engines may see."""
         body = bytes(self._body)
+        if self._mend is not None:
+            body = self._mend(body)
         if not any(name.encode() in body for name in OURS):
             return body
         try:
@@ -126,8 +167,15 @@ class WholeAnswer(_Answer):
         ending = read_ending(bytes(self._body))
         if ending is not None and ending.is_failure:
             self._end(LegEnd(failure=Failure.ERROR))
-        else:
-            self._end(LegEnd(usage=ending.counted() if ending is not None else None))
+            return
+        self._usage = ending.counted() if ending is not None else None
+        if self._usage is not None and self._prompt_tokens not in (None, self._usage.prompt_tokens):
+            self._end(LegEnd(failure=Failure.MISCOUNTED))
+        elif not self._must_find_out(monotonic()):
+            self._believe()
+
+    def _believe(self) -> None:
+        self._end(LegEnd(usage=self._usage))
 
 
 class StreamedAnswer(_Answer):
@@ -139,9 +187,15 @@ class StreamedAnswer(_Answer):
         answer_headers: Headers,
         on_first_token: Callable[[float], None],
         copy: SentCopy | None,
+        doubt: Doubt | None = None,
+        mend: Mend | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(doubt)
         self.gaps: Gaps | None = None
+        self._mend = mend
+        self._has_token = False
+        self._is_held = False
+        self._has_ended = False  # while it was held
         self.had_error = False
         """The engine has put an error into the stream, and the client has it."""
         self._responder = responder
@@ -184,6 +238,8 @@ class StreamedAnswer(_Answer):
         self._end(LegEnd(failure=Failure.RESTARTED))
 
     def _pass(self, data: bytes) -> None:
+        if self._mend is not None:
+            data = self._mend(data)
         self._responder.write(data)
         self._tail.append(data)
         if self._copy is not None:
@@ -207,6 +263,10 @@ class StreamedAnswer(_Answer):
         self._body += data
         if self._status != 200:
             return
+        if self._is_held:
+            if len(self._body) > _MAX_OPENING_BYTES and self._exchange is not None:
+                self._exchange.pause()
+            return
         opening, looked_at = read_opening(bytes(self._body[self._looked_at :]))
         self._looked_at += looked_at
         if opening is Opening.ERROR:
@@ -214,10 +274,25 @@ class StreamedAnswer(_Answer):
             error = EngineError(status, [(b"content-type", b"application/json")], body)
             self._end(LegEnd(failure=failure_of_status(status, body), error=error))
         elif opening is Opening.CONTENT or len(self._body) > _MAX_OPENING_BYTES:
-            now = monotonic()
-            self.gaps = Gaps(now)
-            self._pass_opening()
-            self._on_first_token(now)
+            self._has_token = True
+            self._is_held = self._must_find_out(monotonic())
+            if not self._is_held:
+                self._begin()
+
+    def _begin(self) -> None:
+        now = monotonic()
+        self.gaps = Gaps(now)
+        self._pass_opening()
+        self._on_first_token(now)
+
+    def _believe(self) -> None:
+        self._is_held = False
+        if self._exchange is not None and not self._responder.is_paused:
+            self._exchange.resume()
+        if self._has_token:
+            self._begin()
+        if self._has_ended:
+            self.on_end()
 
     def _pass_opening(self) -> None:
         opening = bytes(self._body)
@@ -229,6 +304,9 @@ class StreamedAnswer(_Answer):
         if self._status != 200:
             self._end(self._refused())
             return
+        if self._is_held:
+            self._has_ended = True
+            return
         if DONE in self._part:  # some engines leave out the last blank line
             self._pass(self._part)
         tail = b"".join(self._tail) if self.gaps is not None else bytes(self._body)
@@ -237,8 +315,10 @@ class StreamedAnswer(_Answer):
             self._end(LegEnd(failure=Failure.ERROR))
         elif not is_whole:
             self._end(LegEnd(failure=Failure.BROKEN))
+        elif self.gaps is None and self._must_find_out(monotonic()):  # not a single token, and even that may be wrong
+            self._is_held = self._has_ended = True
         else:
-            if self.gaps is None:  # a whole answer without a single token
+            if self.gaps is None:
                 self._pass_opening()
             self._end(LegEnd(usage=ending.counted()))
 

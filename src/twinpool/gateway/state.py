@@ -7,6 +7,7 @@ from twinpool import __version__
 from twinpool.core.cluster import Worker
 from twinpool.gateway.driver import Driver, RecordedDecision
 from twinpool.gateway.membership import Member, Membership
+from twinpool.gateway.pair_state import describe_pairs
 
 _DECISIONS_SHOWN = 10
 
@@ -20,6 +21,7 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "uptime_s": round(monotonic() - started_at, 3),
         "gateway": {"url": url, "models": membership.models(), "draining": controller.is_draining},
         "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
+        "pairs": describe_pairs(controller),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
         "decisions": [describe_decision(decision) for decision in recent],
@@ -37,10 +39,23 @@ def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
         "allowed_roles": [str(role) for role in member.allowed_roles],
         "state": state,
         "reason": member.trouble,
+        "warning": member.warning,
+        "reason_kind": None if member.trouble_kind is None else str(member.trouble_kind),
         "incarnation": facts.incarnation if facts else None,
         "engine": facts.engine if facts else None,
+        "kind": facts.kind if facts else None,
+        "engine_version": facts.version if facts else None,
         "models": list(facts.models) if facts else [],
+        "loras": list(facts.loras) if facts else [],
         "hands_off": bool(facts and facts.dialect),
+        "obstacle": facts.obstacle if facts else None,
+        "connector": facts.connector if facts else None,
+        "kv_role": facts.kv_role if facts else None,
+        "lease_s": facts.lease_s if facts else None,
+        "tensor_parallel": facts.tensor_parallel if facts else None,
+        "budget_tokens": facts.budget_tokens if facts else None,
+        "kv_capacity_tokens": facts.kv_capacity_tokens if facts else None,
+        "fingerprint": dict(facts.fingerprint) if facts else {},
         "slots": facts.slots if facts else None,
         "context_tokens": facts.context_tokens if facts else None,
         "sequences": worker.sequences if worker else 0,

@@ -22,10 +22,16 @@ CONTINUE_FIELD = "twinpool_continue"
 OURS = frozenset(
     {
         "kv_transfer_params",
+        "ec_transfer_params",
         "bootstrap_host",
         "bootstrap_port",
         "bootstrap_room",
+        "bootstrap_pair_key",
         "disagg_prefill_dp_rank",
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "data_parallel_rank_decode",
+        "decode_tp_size",
         CONTINUE_FIELD,
     }
 )

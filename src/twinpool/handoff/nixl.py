@@ -68,13 +68,21 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 def prefill_body(fields: Fields) -> bytes:
     """The body of the prefill leg: the client's, with one token, no stream, and the wish for a handle."""
+    limit = bytes(fields.get("max_completion_tokens", fields.get("max_tokens", b"null")))
+    return put_together({**_one_token(fields), "kv_transfer_params": _ASK % limit})
+
+
+def read_and_drop_body(fields: Fields, handle: msgspec.Raw) -> bytes:
+    """A decode leg that nobody wants the answer of: once D has read the KV, P frees it."""
+    return put_together({**_one_token(fields), "kv_transfer_params": handle})
+
+
+def _one_token(fields: Fields) -> dict[str, msgspec.Raw | bytes]:
     leg: dict[str, msgspec.Raw | bytes] = {name: value for name, value in fields.items() if name not in _NOT_FOR_PREFILL}
-    limit = bytes(leg.get("max_completion_tokens", leg.get("max_tokens", b"null")))
     for name in _OUTPUT_LIMITS:
         if name in leg:
             leg[name] = b"1"
-    leg |= {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASK % limit}
-    return put_together(leg)
+    return {**leg, "max_tokens": b"1", "stream": b"false"}
 
 
 def decode_body(fields: Mapping[str, msgspec.Raw | bytes], handle: msgspec.Raw) -> bytes:

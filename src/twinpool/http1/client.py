@@ -11,6 +11,7 @@ There is no bound on connections: admission is decided elsewhere, and to wait he
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinpool.http1.engine_connection import EngineConnection
@@ -51,6 +52,8 @@ class Pool:
         self._timer: asyncio.TimerHandle | None = None
         self._on_closed: asyncio.Event | None = None
         self._is_closed = False
+        self.on_idle_lost: Callable[[Origin], None] = lambda origin: None
+        """Called when an engine closes a connection that rests: it may be gone."""
 
     @property
     def connections(self) -> int:
@@ -78,6 +81,8 @@ class Pool:
         exchange ends: `with exchange:`, or `abort`. `is_fresh`: on a new connection."""
         if self._is_closed:
             raise UpstreamLost(Loss.CLOSED_BY_US, str(origin))
+        if origin.headers:
+            headers = (*origin.headers, *headers)
         head = request_head(method, target, origin.authority, headers, len(body))
         connection = None if is_fresh else self._take_idle(origin)
         if connection is None:
@@ -154,8 +159,9 @@ class Pool:
     def closed(self, connection: EngineConnection) -> None:
         self._open.discard(connection)
         idle = self._idle.get(connection.origin)
-        if idle:
-            idle.pop(connection, None)
+        if idle and connection in idle:  # we take it out before we close it: so the engine has
+            del idle[connection]
+            self.on_idle_lost(connection.origin)
         if self._on_closed is not None:
             self._on_closed.set()
 

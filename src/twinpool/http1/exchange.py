@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an engine listens."""
+    """Where an engine listens, and what every request to it must carry: its key. The same address is the same origin."""
 
     host: str
     port: int
     tls: bool = False
+    headers: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False, compare=False)
     authority: bytes = field(init=False, repr=False, compare=False)  # for the host header
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from twinpool.config import Routing
 from twinpool.core.cluster import WorkerView
 from twinpool.core.decisions import Choice, Decision, Why
+from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Role
 from twinpool.core.policies import Pending, PickDecode, Route
 
@@ -68,8 +69,16 @@ def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView], part
     if not decodes:
         return Why.NO_DECODE_WORKER
     if not partnered:
-        return Why.NO_PAIR
+        return _why_no_partner(prefills, decodes)
     return None
+
+
+def _why_no_partner(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]) -> Why:
+    """What stands in the way of the pair that is nearest to being one."""
+    states = {p.partners.get(d.facts.worker) for p in prefills for d in decodes}
+    if PairState.UNPROVED in states:
+        return Why.PAIR_UNPROVED
+    return Why.PAIR_ASIDE if PairState.ASIDE in states else Why.NO_PAIR
 
 
 def _colocate(pending: Pending, workers: Sequence[WorkerView], why: Why) -> Decision:
@@ -99,9 +108,7 @@ def _least_decode(prefill: WorkerView, decodes: Sequence[WorkerView], avoid: fro
 
 
 def _can_hand_over(prefill: WorkerView, decode: WorkerView) -> bool:
-    if prefill is decode:  # it changed its role while it read
-        return False
-    return prefill.facts.dialect is not None and prefill.facts.dialect is decode.facts.dialect
+    return prefill.partners.get(decode.facts.worker) is PairState.PROVED
 
 
 def _has_slots(worker: WorkerView, sequences: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from twinpool.engines.metrics import read_metrics
 from twinpool.engines.scripted import GARBAGE, Default, End, Reply, Script, ScriptedEngine, answer_text
 from twinpool.http1 import Deadlines, Loss, Origin, Pool, Response, UpstreamLost
 
@@ -426,3 +427,40 @@ async def test_it_can_be_a_process_of_its_own(pool):
     finally:
         process.terminate()
         assert await process.wait() == 0
+
+
+async def test_it_counts_what_it_moved_as_vllm_does(pool):
+    """In whole blocks, and the prompt as handed over to its last token."""
+    async with ScriptedEngine() as one, ScriptedEngine(Script(caches_prompts=True)) as two:
+        for _ in range(2):
+            handle = await prefill(pool, one)
+            assert said(await post(pool, two, CHAT | {"kv_transfer_params": handle})) == answer_text(PROMPT)
+        read = read_metrics((await get(pool, two, "/metrics")).body)
+        assert (read.handoffs, read.handoff_bytes) == (1, 16 * 1024), "what it has in its cache it leaves"
+        assert (read.handed_over_prompt_tokens, read.cached_prompt_tokens, read.prompt_tokens) == (4, 3, 8)
+        assert one.ledger.held == 0
+
+
+@pytest.mark.parametrize("flavour", ["poisoned_peers", "garbled_peers"])
+async def test_a_pair_can_be_bad_while_both_ends_are_well(pool, flavour):
+    async with ScriptedEngine() as one, ScriptedEngine() as other, ScriptedEngine() as two:
+        setattr(two.script, flavour, {one.address})
+        bad = await post(pool, two, CHAT | {"kv_transfer_params": await prefill(pool, one)})
+        assert bad.status == (500 if flavour == "poisoned_peers" else 200)
+        assert flavour == "poisoned_peers" or said(bad).startswith(f" {GARBAGE}")
+        good = await post(pool, two, CHAT | {"kv_transfer_params": await prefill(pool, other)})
+        assert said(good) == answer_text(PROMPT)
+        assert one.ledger.held == (flavour == "poisoned_peers")
+
+
+async def test_first_log_probabilities_are_the_same_from_both_ends_and_others_for_garbage(pool):
+    body = CHAT | {"logprobs": True, "top_logprobs": 2}
+
+    def first(answer: Response) -> Any:
+        return json.loads(answer.body)["choices"][0]["logprobs"]["content"][0]
+
+    async with ScriptedEngine() as one, ScriptedEngine() as two:
+        leg = await post(pool, one, body | {"max_tokens": 1, "kv_transfer_params": TO_PREFILL})
+        handle = json.loads(leg.body)["kv_transfer_params"]
+        assert first(await post(pool, two, body | {"kv_transfer_params": handle})) == first(leg)
+        assert first(await post(pool, two, body | {"kv_transfer_params": handle}))["logprob"] < -4

@@ -102,14 +102,15 @@ def _content(content: Any) -> str:
 # The wire
 
 
-def logprob(index: int) -> float:
-    return -0.01 * (1 + index % 7)
+def logprob(index: int, token: str) -> float:
+    """The same from every engine that has read the same prompt; another for garbage, as a model's would be."""
+    return -0.01 * (1 + index % 7) - (5.0 if GARBAGE in token else 0.0)
 
 
 def chat_logprobs(tokens: list[tuple[int, str]], top: int) -> dict[str, Any]:
     def one(index: int, token: str, rank: int) -> dict[str, Any]:
         text = token if rank == 0 else f"{token}?{rank}"
-        return {"token": text, "logprob": logprob(index) - rank, "bytes": list(text.encode())}
+        return {"token": text, "logprob": logprob(index, token) - rank, "bytes": list(text.encode())}
 
     return {
         "content": [
@@ -125,9 +126,9 @@ def text_logprobs(tokens: list[tuple[int, str]], top: int, offset: int) -> dict[
         offset += len(token)
     return {
         "tokens": [token for _, token in tokens],
-        "token_logprobs": [logprob(index) for index, _ in tokens],
+        "token_logprobs": [logprob(index, token) for index, token in tokens],
         "top_logprobs": [
-            {(token if rank == 0 else f"{token}?{rank}"): logprob(index) - rank for rank in range(max(top, 1))}
+            {(token if rank == 0 else f"{token}?{rank}"): logprob(index, token) - rank for rank in range(max(top, 1))}
             for index, token in tokens
         ],
         "text_offset": offsets,

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import msgspec
 
-from twinpool.engines.scripted import metrics, remote
+from twinpool.engines.scripted import metrics, pages, remote
 from twinpool.engines.scripted.ledger import Ledger
 from twinpool.engines.scripted.script import Recorded, Script, error_envelope
 from twinpool.engines.scripted.serving import serve_completion
@@ -24,6 +24,11 @@ from twinpool.http1.responder import Responder
 from twinpool.http1.server import Server, serve
 
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_OTHERS = frozenset(
+    f"{prefix}/{name}"
+    for prefix in ("", "/v1")
+    for name in ("embeddings", "pooling", "classify", "rerank", "score", "tokenize", "detokenize")
+)
 _PULL_TIMEOUT_S = 10.0
 
 
@@ -44,6 +49,7 @@ class ScriptedEngine:
         self.host = host
         self.port = port
         self.incarnation = 0
+        self.started_s = 0.0
         self.recorded: list[Recorded] = []
         """Completion requests, in the order they came; over all incarnations."""
         self.peak_running = 0
@@ -60,6 +66,10 @@ class ScriptedEngine:
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
         self.pulled_tokens = 0
+        self.pulls = 0
+        self.pulled_bytes = 0
+        self.pulled_s = 0.0
+        self.seen_prompts: set[str] = set()
         self.failed_transfers = 0
         self._ids = 0
 
@@ -88,6 +98,7 @@ class ScriptedEngine:
     async def start(self) -> None:
         """Listen, on the same port as before; a new incarnation, which knows no handle of the one before."""
         self.incarnation += 1
+        self.started_s = self.incarnation + monotonic() % 1  # no other life of an engine at this address has the same
         self._reset_counts()
         self._pool = Pool()
         self._server = await serve(self._handle, host=self.host, port=self.port, limits=Limits(max_body_bytes=64 << 20))
@@ -180,10 +191,13 @@ class ScriptedEngine:
 
     async def _handle(self, request: Request, responder: Responder) -> None:
         key = self.script.api_key
-        if key is not None and request.header(b"authorization") != f"Bearer {key}".encode():
+        has_key = key is None or request.header(b"authorization") == f"Bearer {key}".encode()
+        if not has_key and request.path != "/kv/pull":  # engines pull over a side channel, which knows no keys
             self._send(responder, 401, error_envelope(401, "Unauthorized", "AuthenticationError"))
         elif request.path in _COMPLETIONS and request.method == "POST":
             await self._complete(request, responder)
+        elif request.path in _OTHERS and request.method == "POST":
+            self._echo(request, responder)
         elif request.path == "/kv/pull":
             await self._give(request, responder)
         elif request.path.startswith("/v1/kv/") and request.method == "DELETE" and self.script.is_embedded:
@@ -236,6 +250,12 @@ class ScriptedEngine:
         self.recorded.append(recorded)
         return recorded
 
+    def _echo(self, request: Request, responder: Responder) -> None:
+        """What an engine makes of a request that decodes nothing is none of the tests' business: it says what it was asked."""
+        recorded = self._record(request)
+        recorded.status, recorded.finished_at = 200, monotonic()
+        self._send(responder, 200, {"object": "echo", "route": request.path, "asked": recorded.body})
+
     async def _give(self, request: Request, responder: Responder) -> None:
         """The prefill side of a pull."""
         wanted = msgspec.json.decode(request.body)
@@ -278,33 +298,23 @@ class ScriptedEngine:
                 recorded.was_aborted = True
                 task.cancel()
 
-    def _identity(self) -> dict[str, Any]:
-        script = self.script
-        return {
-            "kind": "twinpool-worker",
-            "engine": "scripted",
-            "engine_version": "1",
-            "incarnation": self.ledger.engine_id,
-            "model": script.models[0],
-            "context_tokens": script.max_model_tokens,
-            "slots": script.slots,
-            "lease_s": script.lease_s * script.time_scale,
-        }
-
     def _send_page(self, request: Request, responder: Responder) -> None:
         self.pages[request.path] += 1
         match request.path:
             case "/health":
                 responder.send(self.script.health_status, [], b"")
             case "/v1/models":
-                models = [{"id": model, "object": "model", "owned_by": "scripted"} for model in self.script.models]
-                self._send(responder, 200, {"object": "list", "data": models})
-            case "/metrics":
+                self._send(responder, 200, pages.models(self.script))
+            case "/metrics" if self.script.kind in ("vllm", "sglang"):
                 responder.send(200, [(b"content-type", b"text/plain; version=0.0.4")], metrics.render(self))
-            case "/version":
-                self._send(responder, 200, {"version": "0.32.0+scripted"})
+            case "/version" if self.script.kind == "vllm":
+                self._send(responder, 200, {"version": self.script.version})
+            case "/server_info" if self.script.kind == "sglang":
+                self._send(responder, 200, pages.server_info(self.script))
+            case "/props" if self.script.kind == "llama.cpp":
+                self._send(responder, 200, pages.props(self.script))
             case "/twinpool/identity" if self.script.is_embedded:
-                self._send(responder, 200, self._identity())
+                self._send(responder, 200, pages.identity(self.script, self.ledger.engine_id))
             case "/ledger":
                 self._send(responder, 200, self.ledger.report())
             case "/recorded":

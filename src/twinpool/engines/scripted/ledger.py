@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-_BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16
 
 
 class HandleState(StrEnum):
@@ -39,7 +39,7 @@ class Handle:
 
     @property
     def blocks(self) -> int:
-        return -(-self.tokens // _BLOCK_TOKENS)
+        return -(-self.tokens // BLOCK_TOKENS)
 
 
 class Ledger:

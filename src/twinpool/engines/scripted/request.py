@@ -76,7 +76,7 @@ def understand(body: Any, *, is_chat: bool, script: Script) -> Asked:
         usage_in_every_event=bool(options.get("continuous_usage_stats")),
         kv=body.get("kv_transfer_params") or {},
     )
-    if asked.model not in script.models:
+    if asked.model not in script.models and asked.model not in script.loras:
         message = f"The model `{asked.model}` does not exist."
         raise Objection(message, status=404, kind="NotFoundError", param="model")
     if script.validates:

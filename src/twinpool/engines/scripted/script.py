@@ -122,6 +122,13 @@ class Script:
     health_status: int = 200
     is_embedded: bool = False
     """It has what the embedded worker has beside vLLM's dialect: it says what it is, and frees a handle on DELETE."""
+    kind: Literal["vllm", "sglang", "llama.cpp", "openai"] = "vllm"  # whose pages it has, where it is not embedded
+    version: str = "0.32.0+scripted"
+    connector: Literal["nixl", "none"] = "nixl"  # none: no handle in its answers, no series of NIXL in its metrics
+    cache_dtype: str = "auto"
+    loras: dict[str, str] = field(default_factory=dict)  # adapters, and what each stands on
+    disaggregation_mode: Literal["null", "prefill", "decode"] = "null"  # as SGLang
+    caches_prompts: bool = False  # as decode: a prompt that it has seen is not pulled again
     slots: int = 256  # what it says; not kept to
     tells_handoff: bool = True  # when embedded: seconds and bytes of a handoff, in the head of the answer
 
@@ -138,7 +145,8 @@ class Script:
     kv_readable_after_s: float = 0.0  # prefill's answer comes first
     unreadable_kv: Literal["wait", "refuse"] = "wait"  # as decode: refuse is 503, and the handle stays held
     load_failure: Literal["fail", "recompute"] = "fail"  # as decode: prefill cannot be reached, or the pair is poisoned
-    poisoned_peers: set[str] = field(default_factory=set)  # as decode: "host:port" of prefill workers
+    poisoned_peers: set[str] = field(default_factory=set)  # as decode: "host:port" of prefill workers; the pull fails
+    garbled_peers: set[str] = field(default_factory=set)  # the same, and the pull goes well: HTTP 200 and garbage
     handle_extras: dict[str, Any] = field(default_factory=dict)  # further keys in the handles
 
     replies: deque[Reply | Default] = field(default_factory=deque)  # for the next completions, one each

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from twinpool.engines.scripted.answers import GARBAGE, Text, chat_logprobs, prompt_tokens, text_logprobs
+from twinpool.engines.scripted.ledger import BLOCK_TOKENS
 from twinpool.engines.scripted.request import Objection, understand
 from twinpool.engines.scripted.script import Default, End, Recorded, Reply, error_envelope
 from twinpool.http1.lost import UpstreamLost
@@ -145,11 +146,24 @@ class _Serving:
         if pulled.prompt is None:
             return [_GARBAGE_TEXT] * self._asked.n
         self._handoff_took_s = monotonic() - began
-        self._pulled_tokens = pulled.tokens
-        self._engine.pulled_tokens += pulled.tokens
-        self._engine.computed_prompt_tokens += 1
+        self._count_pulled(pulled.tokens)
+        if peer in self._script.garbled_peers:
+            return [_GARBAGE_TEXT] * self._asked.n
         garbage = [_GARBAGE_TEXT] * (self._asked.n - 1)  # the first choice has spent the handle
         return [self._text(pulled.prompt, 0), *garbage]
+
+    def _count_pulled(self, tokens: int) -> None:
+        """The last token of a prompt is computed here all the same. A prompt in the engine's own cache is not read from P."""
+        engine, prompt = self._engine, self._asked.prompts[0]
+        engine.computed_prompt_tokens += 1
+        if self._script.caches_prompts and prompt in engine.seen_prompts:
+            return
+        engine.seen_prompts.add(prompt)
+        self._pulled_tokens = tokens
+        engine.pulled_tokens += tokens
+        engine.pulls += 1
+        engine.pulled_bytes += -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * self._script.bytes_per_token
+        engine.pulled_s += self._handoff_took_s
 
     def _handoff_headers(self) -> list[tuple[bytes, bytes]]:
         """What the embedded worker says of a handoff."""
@@ -160,7 +174,7 @@ class _Serving:
 
     def _handle(self) -> dict[str, Any]:
         """What prefill adds to its answer."""
-        if not self._asked.hands_over or self._but.handle == "absent":
+        if not self._asked.hands_over or self._but.handle == "absent" or self._script.connector == "none":
             return {}
         if not isinstance(self._but.handle, str):
             return {"kv_transfer_params": self._but.handle}

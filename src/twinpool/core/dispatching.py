@@ -1,0 +1,133 @@
+"""Who goes now and where: requests out of the queue, prompts that are read to their decode worker, canaries.
+
+Everything that is sent sets out here. Policies propose the way; here it is taken, and what it weighs is counted.
+"""
+
+from twinpool.core import commands as do
+from twinpool.core import events as on
+from twinpool.core.books import Books
+from twinpool.core.cluster import Worker
+from twinpool.core.decisions import Choice, Decision
+from twinpool.core.endings import release, retry
+from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
+from twinpool.core.model import Dialect, Leg
+from twinpool.core.requests import Request
+
+
+def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
+    """Send on its way whoever can go."""
+    for lane in books.waiting.lanes():
+        while (request := books.waiting.head(lane)) is not None:
+            decision = books.policies.route(request.pending(), books.cluster.routable(lane.model, at))
+            if decision.choice is Choice.WAIT:
+                if not request.shown_waiting:
+                    request.shown_waiting = True
+                    out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+                break
+            books.waiting.remove(request)
+            _start(books, request, decision, out)
+
+
+def _start(books: Books, request: Request, decision: Decision, out: list[do.Command]) -> None:
+    request.attempt += 1
+    request.shown_waiting = False
+    tokens, sequences = request.prompt_tokens, request.facts.sequences
+    out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+    if decision.decode is None:
+        raise ValueError(f"{decision} names no worker to decode on")
+    decode = books.cluster[decision.decode]
+    request.decode = decode.engine
+    if decision.prefill is None:
+        request.prefill = request.dialect = None
+        request.story.move(RequestMove.SERVE)
+        books.cluster.take(
+            request.key(Leg.WHOLE),
+            decode,
+            prefill_tokens=tokens,
+            kv_tokens=tokens * sequences,
+            sequences=sequences,
+        )
+        _send(books, request, Leg.WHOLE, out)
+        return
+    prefill = books.cluster[decision.prefill]
+    request.prefill = prefill.engine
+    request.dialect = prefill.facts.dialect
+    books.cluster.take(request.key(Leg.PREFILL), prefill, prefill_tokens=tokens)
+    books.cluster.take(request.key(Leg.DECODE), decode, kv_tokens=tokens)
+    if request.dialect is Dialect.SGLANG:
+        request.story.move(RequestMove.PAIR)
+        _send(books, request, Leg.PREFILL, out)
+        _send(books, request, Leg.DECODE, out)
+    else:
+        request.story.move(RequestMove.PREFILL)
+        _send(books, request, Leg.PREFILL, out)
+
+
+def hand_off(books: Books, request: Request, event: on.PrefillFinished, out: list[do.Command]) -> None:
+    """The prompt is read and P holds it: give the handle to D at once, or to another D where that one should get nothing
+    now. A D that drains or is busy honours its reservation where there is no other; where it is gone, the prefill was in
+    vain."""
+    prefill, decode = request.engines()
+    request.counted_tokens = event.prompt_tokens
+    lease_s = prefill.lease_s if prefill.lease_s is not None else books.rules.lease_s
+    books.handles.hold((request.id, request.attempt), prefill, event.at + lease_s)
+    reserved = books.cluster.get(decode.worker)
+    pair = books.pairs.get(prefill.worker, decode.worker)
+    is_doubted = pair is not None and pair.state is not PairState.PROVED
+    if reserved is None or not reserved.is_open(event.at) or is_doubted:
+        other = _other_decode(books, request, prefill.worker, event.at)
+        if other is not None:
+            key = request.key(Leg.DECODE)
+            books.cluster.give_back(key)
+            books.cluster.take(key, other, kv_tokens=request.prompt_tokens)
+            reserved = other
+        elif reserved is None or reserved.story.state is WorkerState.LOST or is_doubted:
+            release(books, request, out)
+            retry(books, request, event.at, out)
+            return
+    request.decode = reserved.engine
+    request.story.move(RequestMove.HAND_OFF)
+    books.handles.send((request.id, request.attempt))
+    is_vouched = prefill.vouches and reserved.engine.vouches
+    _send(books, request, Leg.DECODE, out, None if is_vouched else event.at + lease_s - books.rules.lease_margin_s)
+
+
+def _other_decode(books: Books, request: Request, prefill: str, at: float) -> Worker | None:
+    holder = books.cluster.get(prefill)
+    if holder is None:
+        return None
+    workers = books.cluster.routable(request.facts.model, at)
+    chosen = books.policies.pick_decode(request.pending(), holder, workers)
+    return None if chosen is None else books.cluster[chosen]
+
+
+def _send(books: Books, request: Request, leg: Leg, out: list[do.Command], trusted_until: float | None = None) -> None:
+    request.out.append(leg)
+    name, attempt = request.id, request.attempt
+    if leg is Leg.WHOLE and request.decode is not None:
+        out.append(do.SendWhole(request=name, attempt=attempt, worker=request.decode.worker))
+        return
+    prefill, decode = request.engines()
+    if leg is Leg.PREFILL:
+        out.append(do.SendPrefill(request=name, attempt=attempt, worker=prefill.worker))
+    else:
+        out.append(
+            do.SendDecode(
+                request=name,
+                attempt=attempt,
+                worker=decode.worker,
+                prefill_worker=prefill.worker,
+                trusted_until=trusted_until,
+            )
+        )
+
+
+def send_canaries(books: Books, at: float, out: list[do.Command]) -> None:
+    """Those that are due."""
+    if books.is_draining:
+        return
+    sent = books.pairs.send_due(at)
+    out.extend(do.ProveHandoff(canary=pair.canary, prefill=pair.prefill, decode=pair.decode) for pair in sent)
+    due = books.pairs.next_due(at)
+    if due is not None:
+        books.alarm(due)

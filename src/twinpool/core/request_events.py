@@ -1,0 +1,192 @@
+"""What happened to requests, and what follows from it."""
+
+from twinpool.core import commands as do
+from twinpool.core import events as on
+from twinpool.core.books import Books
+from twinpool.core.dispatching import dispatch, hand_off, send_canaries
+from twinpool.core.endings import cancel_legs, end, fail, refuse, release, resume, retry
+from twinpool.core.lifecycle import RequestMove, RequestState
+from twinpool.core.model import Failure, Incarnation, Leg
+from twinpool.core.policies import Entrance
+from twinpool.core.requests import Request
+from twinpool.errors import Reason
+
+_STRIKES = frozenset(set(Failure) - {Failure.REJECTED, Failure.BUSY, Failure.UNREACHABLE})
+"""Failures that count against `max_attempts`. A busy or an absent worker does not: those are bounded by the deadlines."""
+
+_MAY_BE_THE_PAIR = frozenset({Failure.ERROR, Failure.TIMED_OUT, Failure.HANDLE_REFUSED, Failure.SUSPECT, Failure.MISCOUNTED})
+"""Failures of a decode leg for which the prefill worker may be as much at fault: a retry avoids both, and they count against
+the pair."""
+
+_FAILED_HANDOFFS = frozenset({Failure.NO_HANDLE, Failure.HANDLE_REFUSED, Failure.SUSPECT, Failure.MISCOUNTED})
+
+_CONNECTION_LOST = frozenset({Failure.UNREACHABLE, Failure.BROKEN})
+
+
+def request_arrived(books: Books, event: on.RequestArrived, out: list[do.Command]) -> None:
+    if event.request in books.requests:
+        return
+    tokens = books.policies.prompt_lengths.tokens(event.facts)
+    request = Request.arrived(event.request, event.facts, tokens, event.at + books.rules.request_timeout_s)
+    books.requests[event.request] = request
+    refusal = books.policies.admit(event.facts, Entrance(len(books.waiting), books.is_draining))
+    if refusal is not None:
+        refuse(books, request, refusal, out)
+        return
+    books.alarm(request.expires)
+    request.story.move(RequestMove.QUEUE)
+    books.begin_wait(request, event.at)
+    books.waiting.append(request)
+    dispatch(books, event.at, out)
+
+
+def prefill_finished(books: Books, event: on.PrefillFinished, out: list[do.Command]) -> None:
+    request = books.current(event.request, event.attempt)
+    if request is None or Leg.PREFILL not in request.out:
+        return
+    request.out.remove(Leg.PREFILL)
+    books.cluster.give_back(request.key(Leg.PREFILL))
+    _learn_length(books, request, event.prompt_tokens)
+    if request.story.state is RequestState.PREFILLING:
+        hand_off(books, request, event, out)
+    dispatch(books, event.at, out)
+
+
+def first_token_arrived(books: Books, event: on.FirstTokenArrived, out: list[do.Command]) -> None:
+    request = books.current(event.request, event.attempt)
+    if request is None or not request.story.can(RequestMove.FIRST_TOKEN):
+        return
+    request.story.move(RequestMove.FIRST_TOKEN)
+    _handoff_arrived(books, request)
+    if Leg.WHOLE in request.out:
+        books.cluster.prompt_read(request.key(Leg.WHOLE))
+        dispatch(books, event.at, out)
+
+
+def request_finished(books: Books, event: on.RequestFinished, out: list[do.Command]) -> None:
+    request = books.current(event.request, event.attempt)
+    if request is None or not request.story.can(RequestMove.FINISH):
+        return
+    _handoff_arrived(books, request)
+    for leg in (Leg.DECODE, Leg.WHOLE):
+        if leg in request.out:
+            request.out.remove(leg)
+    if event.usage is not None:
+        _check_count(books, request, event.usage.prompt_tokens)
+        _learn_length(books, request, event.usage.prompt_tokens)
+    end(books, request, RequestMove.FINISH, out)
+    dispatch(books, event.at, out)
+
+
+def _handoff_arrived(books: Books, request: Request) -> None:
+    """D has written from the KV; nothing, where one worker does all."""
+    books.handles.spend((request.id, request.attempt))
+    if request.prefill is not None and request.decode is not None:
+        books.pairs.arrived(request.prefill.worker, request.decode.worker)
+
+
+def _check_count(books: Books, request: Request, prompt_tokens: int) -> None:
+    """Two engines that make other tokens of one prompt must not hand over; this client has its answer already."""
+    if request.counted_tokens in (None, prompt_tokens) or request.is_begun or request.prefill is None:
+        return
+    prefill, decode = request.engines()
+    if not (prefill.vouches and decode.vouches):
+        why = f"they count the same prompt differently: {request.counted_tokens} and {prompt_tokens} tokens"
+        books.pairs.condemn(prefill.worker, decode.worker, why)
+
+
+def leg_failed(books: Books, event: on.LegFailed, out: list[do.Command]) -> None:
+    request = books.current(event.request, event.attempt)
+    if request is None or event.leg not in request.out:
+        return
+    lose_leg(books, request, event, out)
+    dispatch(books, event.at, out)
+
+
+def lose_leg(books: Books, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
+    _blame(books, request, event, out)
+    request.out.remove(event.leg)
+    if request.story.state is not RequestState.STREAMING:
+        _after_failure(books, request, event, out)
+    elif event.leg is Leg.PREFILL:  # it ran beside, and the client has its tokens: nobody's loss by now
+        books.cluster.give_back(request.key(Leg.PREFILL))
+    elif event.can_continue and request.strikes + 1 < books.rules.max_attempts:
+        resume(books, request, event.at, out)
+    else:
+        fail(books, request, 502, Reason.UPSTREAM_FAILED, out)
+
+
+def _blame(books: Books, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
+    """What the failure says of the worker. A 4xx says nothing of it."""
+    engine = request.prefill if event.leg is Leg.PREFILL else request.decode
+    worker = books.cluster.get(engine.worker) if engine is not None else None
+    if worker is None or engine is None or worker.facts.incarnation != engine.incarnation:
+        return
+    if event.failure is Failure.BUSY:
+        asked_s = event.retry_after_s if event.retry_after_s is not None else 0.0
+        pause_s = min(max(books.rules.pause_s, asked_s), books.rules.max_pause_s)
+        worker.paused_until = max(worker.paused_until, event.at + pause_s)
+        books.alarm(worker.paused_until)
+    elif event.failure in _CONNECTION_LOST:
+        worker.lose()
+        out.append(do.ProbeWorker(worker=engine.worker))
+    if event.failure not in (Failure.BUSY, Failure.REJECTED):
+        request.avoid |= {engine.worker}
+        if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
+            request.avoid |= {request.prefill.worker}
+            _blame_pair(books, request, request.prefill, engine, event, out)
+
+
+def _blame_pair(
+    books: Books, request: Request, prefill: Incarnation, decode: Incarnation, event: on.LegFailed, out: list[do.Command]
+) -> None:
+    if event.failure is Failure.MISCOUNTED:
+        books.pairs.condemn(prefill.worker, decode.worker, "the two count the same prompt's tokens differently")
+    else:
+        books.pairs.strike(prefill.worker, decode.worker, request.id, event.at, event.failure)
+        send_canaries(books, event.at, out)
+
+
+def _after_failure(books: Books, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:
+    """No token has reached the client: begin anew where that can help, else end with what is known."""
+    cancel_legs(request, out)
+    release(books, request, out)
+    if event.failure is Failure.REJECTED:
+        end(books, request, RequestMove.FAIL, out)
+        out.append(do.RelayFailure(request=request.id))
+        return
+    request.strikes += event.failure in _STRIKES
+    request.failed_handoffs += event.leg is Leg.DECODE or event.failure is Failure.NO_HANDLE
+    if request.strikes >= books.rules.max_attempts and event.at < request.expires:
+        if event.status is not None and event.failure is Failure.ERROR:
+            end(books, request, RequestMove.FAIL, out)
+            out.append(do.RelayFailure(request=request.id))
+        elif event.failure is Failure.TIMED_OUT:
+            fail(books, request, 504, Reason.DEADLINE_EXCEEDED, out)
+        elif event.failure in _FAILED_HANDOFFS:
+            fail(books, request, 503, Reason.HANDOFF_FAILED, out, retry_after_s=1)
+        else:
+            fail(books, request, 502, Reason.UPSTREAM_FAILED, out)
+    else:
+        retry(books, request, event.at, out, waits_anew=event.failure in _STRIKES)
+
+
+def client_left(books: Books, event: on.ClientLeft, out: list[do.Command]) -> None:
+    request = books.requests.get(event.request)
+    if request is None:
+        return
+    cancel_legs(request, out)
+    release(books, request, out)
+    end(books, request, RequestMove.LEAVE, out)
+    dispatch(books, event.at, out)
+
+
+def handle_released(books: Books, event: on.HandleReleased, out: list[do.Command]) -> None:
+    lease_end = books.handles.released((event.request, event.attempt), freed=event.freed)
+    if lease_end is not None:
+        books.alarm(max(lease_end, event.at))
+
+
+def _learn_length(books: Books, request: Request, prompt_tokens: int) -> None:
+    if prompt_tokens > 0:
+        books.policies.prompt_lengths.learn(request.facts, prompt_tokens)

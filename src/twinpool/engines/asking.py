@@ -1,0 +1,61 @@
+"""Asks an engine for a page of its own: with its key, within bounds, and never elsewhere than where it listens."""
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+
+import aiohttp
+
+from twinpool.errors import TwinpoolError
+
+MAX_PAGE_BYTES = 8 << 20  # vLLM's metrics take 0.2 MB; nothing that an engine says may fill our memory
+
+_ABSENT = frozenset({404, 405, 501})
+_REFUSED = frozenset({401, 403})
+
+
+class Trouble(StrEnum):
+    """Why an engine is not known to be well."""
+
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    AUTH = "auth"  # it does not take our key
+    STRANGE = "strange"  # it answers, and not as an engine does
+
+
+class ProbeError(TwinpoolError):
+    """Why an engine is not known to be well, in words and as one of a few reasons."""
+
+    def __init__(self, message: str, trouble: Trouble = Trouble.STRANGE) -> None:
+        super().__init__(message)
+        self.trouble = trouble
+
+
+async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> bytes | None:
+    """The page; None where there is no such page. Raises `ProbeError` for every other answer, and for none. A redirection is
+    not followed: what it names is not where the configuration says that the engine is, and must not get its key."""
+    try:
+        async with session.get(url, headers=headers, allow_redirects=False) as answer:
+            if answer.status in _ABSENT:
+                return None
+            if answer.status in _REFUSED:
+                key = "the key that it was sent" if "authorization" in headers else "a request without a key: api_key_file"
+                raise ProbeError(f"it refuses {key} ({answer.status})", Trouble.AUTH)
+            if answer.status != 200:
+                raise ProbeError(f"{url} answered {answer.status}")
+            page = await answer.content.read(MAX_PAGE_BYTES + 1)
+            while len(page) <= MAX_PAGE_BYTES and (more := await answer.content.read(MAX_PAGE_BYTES + 1)):
+                page += more
+    except aiohttp.ClientConnectorError as lost:
+        raise ProbeError(f"no connection: {_reason(lost.os_error)}", Trouble.UNREACHABLE) from lost
+    except (aiohttp.ClientError, OSError) as lost:
+        raise ProbeError(str(lost) or type(lost).__name__, Trouble.SILENT) from lost
+    if len(page) > MAX_PAGE_BYTES:
+        raise ProbeError(f"{url} answers with more than {MAX_PAGE_BYTES >> 20} MB")
+    return page
+
+
+def _reason(problem: OSError) -> str:
+    """The system's own words: the library's name the address once more. Name look-ups have numbers of their own."""
+    number = problem.errno or 0
+    return os.strerror(number) if number > 0 else problem.strerror or str(problem)
