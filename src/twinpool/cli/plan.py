@@ -76,7 +76,8 @@ def _show(plan: "Plan") -> None:
         f"{plan.bound_req_s:.1f}\n"
     )
     click.echo(
-        f"{'':<30} {'carried':>8} {'bound':>8}   {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} {'worst gap':>9} {'useful':>6}"
+        f"{'':<30} {'carried':>8} {'bound':>8}   {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} "
+        f"{'worst gap':>9} {'useful':>6}"
     )
     for each in plan.options:
         if each.capacity_req_s is None or each.ttft_s is None:
@@ -86,7 +87,11 @@ def _show(plan: "Plan") -> None:
             f"{each.name():<30} {each.capacity_req_s:>8.1f} {each.bound_req_s:>8.1f}   {each.goodput_req_s or 0:>8.1f} "
             f"{each.ttft_s['mean']:>7.3f} {_number(each.ttft_short_mean_s)} {_number(each.ttft_long_mean_s)} "
             f"{_number(each.itl_worst_p99_s, 9)} {each.useful_work_ratio or 0:>6.0%}"
-            + ("" if each.cost_per_million_output_tokens is None else f"  {each.cost_per_million_output_tokens:.2f} a million tokens")
+            + (
+                ""
+                if each.cost_per_million_output_tokens is None
+                else f"  {each.cost_per_million_output_tokens:.2f} a million tokens"
+            )
         )
     for note in plan.notes:
         click.echo(f"note: {note}")

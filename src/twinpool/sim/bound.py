@@ -1,8 +1,8 @@
 """What no policy can exceed: the best mixture of steady steps under the ITL limit, as a linear program.
 
-A worker that repeats one step (B sequences decode, c tokens of prompts are read) serves c/τ prompt tokens and B/τ output tokens a second,
-τ being the step's time; it is allowed where τ keeps the ITL limit, or where nobody decodes. A fleet spends its time on such steps in
-any shares, and requests need both kinds of tokens in the proportion of the traffic:
+A worker that repeats one step (B sequences decode, c tokens of prompts are read) serves c/τ prompt tokens and B/τ output
+tokens a second, τ being the step's time; it is allowed where τ keeps the ITL limit, or where nobody decodes. A fleet spends
+its time on such steps in any shares, and requests need both kinds of tokens in the proportion of the traffic:
 
     max λ   with  Σ f·c/τ ≥ λ·prompt,  Σ f·B/τ ≥ λ·output,  Σ f = workers
 
@@ -23,8 +23,8 @@ from twinpool.workload.offered import BLOCK_TOKENS, Offered
 
 
 class Demand(NamedTuple):
-    """Means of a request: prompt tokens to read, pairs attended to meanwhile (for a whole prompt its length squared), tokens to write
-    after the first one, and the context that a token is written with."""
+    """Means of a request: prompt tokens to read, pairs attended to meanwhile (for a whole prompt its length squared), tokens
+    to write after the first one, and the context that a token is written with."""
 
     prompt_tokens: float
     attended: float
@@ -79,7 +79,14 @@ def demand_of(requests: Iterable[Offered]) -> Demand:
 
 
 def configurations(
-    profile: Profile, cost: StepCost, demand: Demand, itl_s: float, *, budget_tokens: int = 8192, reads: bool = True, writes: bool = True
+    profile: Profile,
+    cost: StepCost,
+    demand: Demand,
+    itl_s: float,
+    *,
+    budget_tokens: int = 8192,
+    reads: bool = True,
+    writes: bool = True,
 ) -> list[Configuration]:
     """The steps worth taking: for a batch, chunks at the corners of the piecewise-linear cost and at the ITL limit."""
     attended_a_token = demand.attended / demand.prompt_tokens
@@ -124,7 +131,10 @@ def capacity_req_s(demand: Demand, groups: Iterable[tuple[int, list[Configuratio
     """λ for workers in groups, each with its own possible steps. 0 where they cannot do both halves at all."""
     groups = list(groups)
     if not demand.decode_tokens:
-        return sum(count * max((each.prompt_tokens_s for each in steps), default=0.0) for count, steps in groups) / demand.prompt_tokens
+        return (
+            sum(count * max((each.prompt_tokens_s for each in steps), default=0.0) for count, steps in groups)
+            / demand.prompt_tokens
+        )
 
     def value(share: float) -> float:
         """Of the dual, with this share of a request's price on its prompt."""

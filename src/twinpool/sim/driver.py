@@ -1,9 +1,8 @@
 """The gateway's part in virtual time: feeds the controller what happens, and does what it commands.
 
-It is to `sim` what `gateway/driver` is to the live service: the same events go in, every command is carried out, and the controller
-cannot tell the two apart. Only one dialect is played, the legs one after the other (nixl). All that a policy may know comes
-through events; nothing here tells it how an engine stands.
-"""
+It is to `sim` what `gateway/driver` is to the live service: the same events go in, every command is carried out, and the
+controller cannot tell the two apart. Only one dialect is played, the legs one after the other (nixl). All that a policy may
+know comes through events; nothing here tells it how an engine stands."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from twinpool.sim.scenario import Clients, Gateway
 from twinpool.sim.sequence import Place, Sequence
 from twinpool.workload.offered import Offered
 
+_CANARY_S = 0.1
 _REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.NO_WORKER, Reason.DRAINING})
 
 
@@ -67,6 +67,7 @@ class Driver:
             do.FailRequest: self._fail_request,
             do.RelayFailure: self._relay_failure,
             do.ProbeWorker: self._probe_worker,
+            do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
         }
 
@@ -212,9 +213,7 @@ class Driver:
         offered = client.offered
         usage = Usage(offered.prompt_tokens, offered.output_tokens, sequence.cached_tokens)
         self.feed(
-            on.RequestFinished(
-                at=at, request=client.id, attempt=client.attempt, timeline=client.timeline(at), usage=usage
-            )
+            on.RequestFinished(at=at, request=client.id, attempt=client.attempt, timeline=client.timeline(at), usage=usage)
         )
 
     # Commands
@@ -314,6 +313,13 @@ class Driver:
             self.feed(on.WorkerLost(at=at, worker=name, reason="no answer"))
             self._loop.call_at(at + self._gateway.probe_interval_s, Rank.PROBE, self.probe, name)
 
+    def _prove_handoff(self, command: do.ProveHandoff) -> None:
+        """A pair that was set aside: its canary arrives, after what a small handoff takes."""
+        self._loop.call_at(self._loop.at + _CANARY_S, Rank.PROBE, self._proved, command.canary)
+
+    def _proved(self, at: float, canary: int) -> None:
+        self.feed(on.HandoffProved(at=at, canary=canary, took_s=_CANARY_S))
+
     def _record_role(self, command: do.RecordRole) -> None:
         worker = self.workers[command.worker]
         worker.engine.budget_tokens = worker.kind.budget_for(command.role)
@@ -355,6 +361,4 @@ class Driver:
             return
         sequence = client.decode.sequence
         read_by = client.prefill.sequence if client.prefill is not None else sequence
-        self._on_end(
-            Ended(client.offered, outcome, client.path, client.timeline(at), sequence.gaps, read_by.cached_tokens)
-        )
+        self._on_end(Ended(client.offered, outcome, client.path, client.timeline(at), sequence.gaps, read_by.cached_tokens))

@@ -1,4 +1,5 @@
-"""A plan as one HTML page that needs nothing else: the recommendation, what each option carries against its bound, and the table."""
+"""A plan as one HTML page that needs nothing else: the recommendation, what each option carries against its bound, and the
+table."""
 
 from html import escape
 
@@ -7,10 +8,9 @@ from twinpool.sim.planner import Plan, Planned
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
 h1{font-size:1.3rem}p.answer{font-size:1.1rem;border-left:4px solid #2a6f97;padding-left:1rem}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}td,th{text-align:right;padding:.2rem .5rem;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}svg text{font:12px system-ui,sans-serif}
-@media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}td,th{border-color:#444}svg text{fill:#ddd}}
-"""
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}td,th{text-align:right;padding:.2rem
+.5rem;border-bottom:1px solid #ddd} td:first-child,th:first-child{text-align:left}svg text{font:12px system-ui,sans-serif}
+@media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}td,th{border-color:#444}svg text{fill:#ddd}} """
 _LEFT, _WIDTH, _ROW = 210, 620, 22
 
 
@@ -22,7 +22,8 @@ def page_of(plan: Plan, trace: str) -> str:
         f"<title>Plan for {escape(trace)}</title><style>{_STYLE}</style>"
         f"<h1>{plan.workers} workers for {escape(trace)}</h1><p class=answer>{escape(plan.recommendation)}</p>"
         f"<p>{escape(plan.profile)}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms; simulated: "
-        f"{escape(plan.sample)}, {plan.asked_req_s:.1f} requests a second asked for.</p>{_bars(plan)}{_table(plan)}<ul>{notes}</ul>"
+        f"{escape(plan.sample)}, {plan.asked_req_s:.1f} requests a second asked for.</p>"
+        f"{_bars(plan)}{_table(plan)}<ul>{notes}</ul>"
     )
 
 
@@ -30,7 +31,9 @@ def _bars(plan: Plan) -> str:
     """A bar for what an option carries, a tick for its bound, lines for what is asked for and what no policy exceeds."""
     most = max([plan.bound_req_s, plan.asked_req_s, *(each.bound_req_s for each in plan.options)]) or 1.0
     height = _ROW * len(plan.options) + 40
-    parts = [f'<svg viewBox="0 0 {_LEFT + _WIDTH + 60} {height}" role="img" aria-label="requests a second carried by each option">']
+    parts = [
+        f'<svg viewBox="0 0 {_LEFT + _WIDTH + 60} {height}" role="img" aria-label="requests a second carried by each option">'
+    ]
 
     def x(rate: float) -> float:
         return round(_LEFT + _WIDTH * rate / most, 1)

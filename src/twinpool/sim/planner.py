@@ -1,13 +1,12 @@
 """Which split of N workers serves this traffic, or whether none should: every option against the same requests.
 
-An option is a number of prefill and of decode workers, or all of them colocated with one of the budgets. Each is first held against
-its bound (see `bound`): one that cannot beat the best of its own sort is not simulated. Of the others the highest rate is searched
-that they carry (see `goodput`), and they are played once at the rate that is asked for.
+An option is a number of prefill and of decode workers, or all of them colocated with one of the budgets. Each is first held
+against its bound (see `bound`): one that cannot beat the best of its own sort is not simulated. Of the others the highest
+rate is searched that they carry (see `goodput`), and they are played once at the rate that is asked for.
 
-A long trace is represented by its heaviest stretch, long enough for a minute at the highest rate; a short one is repeated until it
-is. Another stretch is played for the two options that the recommendation is about: how far they differ there is what the
-recommendation calls uncertain.
-"""
+A long trace is represented by its heaviest stretch, long enough for a minute at the highest rate; a short one is repeated
+until it is. Another stretch is played for the two options that the recommendation is about: how far they differ there is what
+the recommendation calls uncertain."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +33,8 @@ SAMPLE_S = 60.0
 
 FEWEST_REQUESTS = 1000
 AT_ONCE = 2
-"""Options that are played side by side, on as many cores as there are: always so many, or another machine would prune others."""
+"""Options that are played side by side, on as many cores as there are: always so many, or another machine would prune
+others."""
 
 COLOCATED_BUDGETS = (256, 512, 1024, 2048, 4096)
 POOL_BUDGET = 4096
@@ -168,9 +168,9 @@ def plan(offered: Iterable[Offered], fleet: Fleet) -> Plan:
             left = [(ceiling, option) for ceiling, option in ranked if bool(option.colocated) is sort]
             best = 0.0
             while left:
-                together, left = left[:AT_ONCE], left[AT_ONCE:]
-                worth = [pair for pair in together if pair[0] > best]
-                planned += [_named(option, ceiling) for ceiling, option in together if ceiling <= best]
+                batch, left = left[:AT_ONCE], left[AT_ONCE:]
+                worth = [pair for pair in batch if pair[0] > best]
+                planned += [_named(option, ceiling) for ceiling, option in batch if ceiling <= best]
                 asked = [pool.submit(_tried, option, ceiling, fleet, first, demand.prompt_tokens) for ceiling, option in worth]
                 found = [each.result() for each in asked]
                 planned += found
@@ -201,7 +201,9 @@ def plan(offered: Iterable[Offered], fleet: Fleet) -> Plan:
 
 def _check(requests: Sequence[Offered]) -> None:
     if len(requests) < 100:
-        raise UserError(f"{len(requests)} request{'s are' if len(requests) != 1 else ' is'} no traffic to plan for: give 100 or more")
+        raise UserError(
+            f"{len(requests)} request{'s are' if len(requests) != 1 else ' is'} no traffic to plan for: give 100 or more"
+        )
     if requests[-1].at_s <= requests[0].at_s:
         raise UserError("all requests of the trace come at the same moment: it has no rate to plan for")
 
@@ -215,7 +217,9 @@ def _that_fit(requests: Sequence[Offered], profile: Profile) -> tuple[list[Offer
     left_out = len(requests) - len(fitting)
     if not left_out:
         return fitting, []
-    return fitting, [f"{left_out} of {len(requests)} requests are longer than the {room:,} tokens a worker holds, and were left out"]
+    return fitting, [
+        f"{left_out} of {len(requests)} requests are longer than the {room:,} tokens a worker holds, and were left out"
+    ]
 
 
 def _samples(requests: Sequence[Offered], size: int) -> tuple[_Sample, _Sample | None]:
@@ -228,7 +232,9 @@ def _samples(requests: Sequence[Offered], size: int) -> tuple[_Sample, _Sample |
 
     def weight(start: int) -> float:
         stretch = requests[start : start + size]
-        return sum(each.prompt_tokens + 2 * each.output_tokens for each in stretch) / (stretch[-1].at_s - stretch[0].at_s or 1e-9)
+        return sum(each.prompt_tokens + 2 * each.output_tokens for each in stretch) / (
+            stretch[-1].at_s - stretch[0].at_s or 1e-9
+        )
 
     by_weight = sorted(starts, key=lambda start: (-weight(start), start))
     first = by_weight[0]
@@ -375,10 +381,13 @@ def _recommend(
     pools: Planned | None, together: Planned | None, margin: float | None, uncertainty: float | None, asked: float, fleet: Fleet
 ) -> tuple[str, str]:
     """What to do, in one word and in words."""
-    best = max((each for each in (pools, together) if each is not None), key=lambda each: each.capacity_req_s or 0.0, default=None)
+    best = max(
+        (each for each in (pools, together) if each is not None), key=lambda each: each.capacity_req_s or 0.0, default=None
+    )
     if best is None or not best.capacity_req_s:
         return "none", (
-            f"No split of {fleet.workers} workers meets the objectives at any rate that was tried: loosen them, or take another engine."
+            f"No split of {fleet.workers} workers meets the objectives at any rate that was tried: "
+            "loosen them, or take another engine."
         )
     if best.capacity_req_s < asked:
         needed = -(-asked * fleet.workers // best.capacity_req_s)
@@ -409,7 +418,8 @@ def _remarks(best: Planned, profile: Profile) -> list[str]:
     over = (best.capacity_req_s or 0.0) / best.bound_req_s - 1
     if over > 0:
         notes.append(
-            f"the best option is {over:.1%} over its bound, which is for endless traffic: in a run of a minute a queue may remain, and "
+            f"the best option is {over:.1%} over its bound, which is for endless traffic: in a run of a minute "
+            "a queue may remain, and "
             "one request in ten may miss"
         )
     if not profile.mixed_step_extra_ms:
@@ -417,9 +427,8 @@ def _remarks(best: Planned, profile: Profile) -> list[str]:
     ingress = best.handoff_bytes_s_per_decode_worker
     if ingress and ingress > 0.6 * profile.handoff_bytes_per_s:
         notes.append(
-            f"each decode worker takes in {ingress / 1e9:.1f} GB/s at capacity, over 60 % of the {profile.handoff_bytes_per_s / 1e9:.0f} "
+            f"each decode worker takes in {ingress / 1e9:.1f} GB/s at capacity, over 60 % of "
+            f"the {profile.handoff_bytes_per_s / 1e9:.0f} "
             "GB/s that the profile has for it"
         )
     return notes
-
-
