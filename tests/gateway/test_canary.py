@@ -155,7 +155,7 @@ async def test_an_embedded_worker_that_hangs_is_waited_for_as_for_a_clients_answ
         await h.aside()
         await until(lambda: len(canaries(h)) == 1)
         await until(lambda: not h.pair().canary)
-        assert h.d.running == 0
+        await until(lambda: h.d.running == 0)
         assert await h.metric("twinpool_canaries_total", outcome="not_proved") == 1, "a handoff that hangs has failed"
         h.d.script.on_request = None
         await h.proved()
