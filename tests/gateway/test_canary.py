@@ -190,6 +190,16 @@ async def test_a_canary_under_way_ends_with_the_gateway() -> None:
         await until(lambda: h.d.running == 0)
 
 
+async def test_a_canary_that_waits_for_a_count_ends_with_the_gateway() -> None:
+    """The probes' connections close with it, and are asked no more."""
+    async with stock(decode=Script(metrics={"vllm:nixl_bytes_transferred_sum": 0.0})) as h:
+        await until(lambda: len(canaries(h)) == 1 and h.d.running == 0 and h.pair().canary)
+        scrapes = h.d.pages["/metrics"]
+        await until(lambda: h.d.pages["/metrics"] > scrapes + 2)
+        await h.gateway.close()
+        h.is_closed = True
+
+
 async def test_a_canary_to_an_engine_that_restarts_meanwhile_is_followed_by_another() -> None:
     async with stock(prefill=Script(lease_s=0.5), decode=Script(handoff_s=0.3)) as h:
         await until(lambda: h.d.running == 1)
