@@ -188,6 +188,20 @@ class House:
     def handles(self) -> dict[HandleState, int]:
         return {state: count for state, count in self.controller.handles_by_state().items() if count}
 
+    # Pairs
+
+    def pair(self, prefill: str = "p0", decode: str = "d0") -> Any:
+        return next(pair for pair in self.controller.pairs() if (pair.prefill, pair.decode) == (prefill, decode))
+
+    async def proved(self) -> None:
+        """Wait until each of the pairs is."""
+        await until(lambda: all(pair.state == "proved" for pair in self.controller.pairs()), 20)
+
+    async def aside(self, prefill: str = "p0", decode: str = "d0") -> str:
+        """Wait until the pair is set aside; says why."""
+        await until(lambda: self.pair(prefill, decode).state == "aside", 20)
+        return str(self.pair(prefill, decode).trouble)
+
     # What a client does
 
     async def ask(self, path: str, body: Any = None, *, method: str = "POST", headers: dict[str, str] | None = None) -> Answer:

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import resource
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -63,7 +64,9 @@ class Gateway:
         engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
+        say: Callable[[str], None] = lambda news: None,
     ) -> None:
+        """`say` is given news for the person who watches, a line each."""
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
@@ -78,6 +81,7 @@ class Gateway:
             AccessLog(access_log, config.access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )
+        self._driver.say = say
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
         self._pool.on_idle_lost = self._members.connection_lost
@@ -189,7 +193,7 @@ class Gateway:
             return
         if (why := why_unsupported(path)) is not None:
             self._authenticate(request)
-            raise NotFoundError(f"{path} is not served here: {why}", Reason.UNSUPPORTED)
+            raise NotFoundError(f"the route {path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":
@@ -210,7 +214,7 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body, self._members.only_model())
+        call = read_call(endpoint, request.body, self._members.only_model)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):

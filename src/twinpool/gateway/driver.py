@@ -17,6 +17,7 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
+from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Usage
 from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
@@ -78,6 +79,7 @@ class Driver:
     ) -> None:
         self.controller = controller
         self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
+        self.say: Callable[[str], None] = lambda news: None
         self.probe_now: Callable[[str], None] = lambda worker: None
         self.scrape: Scrape = _nobody_to_ask
         self.histories = Histories()
@@ -109,6 +111,7 @@ class Driver:
             do.ProbeWorker: self._probe_worker,
             do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
+            do.RecordPair: self._record_pair,
         }
 
     def feed(self, event: on.Event) -> None:
@@ -281,6 +284,10 @@ class Driver:
     def _record_role(self, command: do.RecordRole) -> None:
         self._metrics.role_changed(command.role, command.reason)
 
+    def _record_pair(self, command: do.RecordPair) -> None:
+        self._metrics.pair_changed(command.state)
+        self.say(_news_of(command))
+
     # Ends
 
     def _finished(self, event: on.RequestFinished) -> None:
@@ -303,6 +310,17 @@ class Driver:
             request.ended.set_result(None)
         if not self._requests:
             self._idle.set()
+
+
+def _news_of(pair: do.RecordPair) -> str:
+    """For whoever watches the service."""
+    way = f"handoff from {pair.prefill} to {pair.decode}"
+    if pair.state is not PairState.PROVED:
+        return f"{way} is set aside: {pair.why}"
+    speed = "" if pair.bytes_per_s is None else f" ({pair.bytes_per_s / 1e9:.2g} GB/s)"
+    if pair.is_slow:
+        return f"{way} is SLOW{speed}, under handoff_floor_gb_s: it goes over TCP, most likely, where RDMA was meant"
+    return f"{way} works{speed}"
 
 
 async def _nobody_to_ask(worker: str) -> EngineMetrics:

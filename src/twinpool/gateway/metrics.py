@@ -29,6 +29,15 @@ class Metrics:
         self._requests = Counter(
             "twinpool_requests", "Requests that ended, by path and outcome.", ["path", "outcome"], registry=registry
         )
+        self._sequences = Counter(
+            "twinpool_sequences", "Answers asked for: a request for n of them counts n.", ["path"], registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "twinpool_prompt_tokens",
+            "Prompt tokens of whole answers as engines counted them, each prompt once, however many engines had it.",
+            ["path"],
+            registry=registry,
+        )
         self._ttft = Histogram(
             "twinpool_ttft_seconds",
             "Arrival to first token with content; streamed answers only.",
@@ -70,6 +79,7 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self._pair_changes = Counter("twinpool_pair_changes", "Pairs that were proved or set aside.", ["to"], registry=registry)
         self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
         self._gaps = _GapTotals()
         registry.register(self._gaps)
@@ -89,6 +99,9 @@ class Metrics:
         outcome = "proved" if isinstance(event, HandoffProved) else "not_proved" if event.was_tried else "not_tried"
         self._canaries.labels(outcome).inc()
 
+    def pair_changed(self, state: PairState) -> None:
+        self._pair_changes.labels(state).inc()
+
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
 
@@ -100,8 +113,10 @@ class Metrics:
         """One terminal outcome for each client request. What the client saw of a stream counts however it ended: those that
         break or are left are not the fast ones. The time of a whole answer is told of whole answers alone."""
         self._requests.labels(request.path, outcome).inc()
+        self._sequences.labels(request.path).inc(request.call.facts.sequences)
         if outcome == "ok":
             self._e2e.observe(timeline.e2e_s)
+            self._prompt_tokens.labels(request.path).inc(request.prompt_tokens or 0)
         if timeline.handoff_s is not None:
             self._handoff_s.observe(timeline.handoff_s)
         if request.handoff.moved_bytes is not None:
