@@ -21,7 +21,7 @@ from twinpool.gateway.openai import PATHS
 from twinpool.gateway.relay import ContinuedAnswer, Doubt, EngineError, LegEnd, Mend, StreamedAnswer, WholeAnswer
 from twinpool.gateway.usage import prefill_cached
 from twinpool.handoff import nixl
-from twinpool.handoff.body import CONTINUE_FIELD, put_together
+from twinpool.handoff.body import CONTINUE_FIELD, put_together, salted
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
 
 
@@ -45,16 +45,19 @@ class Legs:
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start_prefill(self, request: ClientRequest, worker: Origin) -> None:
-        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker))
+    def start_prefill(self, request: ClientRequest, worker: Origin, salt: str | None) -> None:
+        """`salt` names the cached prompts that the engine may use; see `cache_epochs`."""
+        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker, salt))
 
-    def start_decode(self, request: ClientRequest, worker: Origin, *, continues: bool, doubt: Doubt | None) -> None:
+    def start_decode(
+        self, request: ClientRequest, worker: Origin, salt: str | None, *, continues: bool, doubt: Doubt | None
+    ) -> None:
         """The handle of this attempt goes with it: it is presented once, whatever comes of it. `continues`: workers like this
         one could go on with its answer. `doubt`: what must be found out before the client may have any of it."""
-        self._start_answer(request, Leg.DECODE, worker, request.handles[request.attempt], continues, doubt)
+        self._start_answer(request, Leg.DECODE, worker, salt, request.handles[request.attempt], continues, doubt)
 
-    def start_whole(self, request: ClientRequest, worker: Origin, *, continues: bool) -> None:
-        self._start_answer(request, Leg.WHOLE, worker, None, continues, None)
+    def start_whole(self, request: ClientRequest, worker: Origin, salt: str | None, *, continues: bool) -> None:
+        self._start_answer(request, Leg.WHOLE, worker, salt, None, continues, None)
 
     def cancel(self, request: ClientRequest, leg: Leg) -> None:
         task = request.legs.pop(leg, None)
@@ -77,11 +80,12 @@ class Legs:
         request: ClientRequest,
         leg: Leg,
         worker: Origin,
+        salt: str | None,
         handle: msgspec.Raw | None,
         continues: bool,
         doubt: Doubt | None,
     ) -> None:
-        fields: dict[str, msgspec.Raw | bytes] = dict(request.call.fields)
+        fields: dict[str, msgspec.Raw | bytes] = dict(salted(request.call.fields, salt))
         answer: WholeAnswer | StreamedAnswer
         # an engine that does not vouch for what it read does not know either what was cached where it was written
         mend = None if doubt is None else prefill_cached(request.cached_tokens)
@@ -109,8 +113,8 @@ class Legs:
 
     # The prefill leg
 
-    async def _prefill(self, request: ClientRequest, attempt: int, worker: Origin) -> None:
-        body, path = nixl.prefill_body(request.call.fields), PATHS[request.call.endpoint]
+    async def _prefill(self, request: ClientRequest, attempt: int, worker: Origin, salt: str | None) -> None:
+        body, path = nixl.prefill_body(salted(request.call.fields, salt)), PATHS[request.call.endpoint]
         try:
             answer = await self._pool.fetch(
                 worker,
