@@ -20,6 +20,7 @@ from twinpool.deploy.vllm import PlannedEngine, VllmPlan
 
 _PAIRS_SHOWN = 10
 _STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
+_VERDICTS = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yellow]cannot tell yet[/]"}
 _ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
 
 
@@ -133,6 +134,12 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     handles = ", ".join(f"{count} {name}" for name, count in state["handles"].items() if count) or "none"
     console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.")
     console.print(f"Engine: {escape(_engines(state['workers']))}")
+    if indicators := state.get("indicators"):
+        console.print(f"Indicators, last hour: {_VERDICTS[indicators['verdict']]}")
+        for reason in indicators["reasons"]:
+            console.print(f"  {escape(reason)}", soft_wrap=True)
+        if indicators["useful_work_ratio"] is not None:
+            console.print(f"  useful work {indicators['useful_work_ratio']:.0%} of what the workers have shown they can do")
     console.print(_pools(state["workers"]))
     attached = [worker for worker in _by_role(state["workers"]) if worker.get("kind") not in (None, "embedded")]
     if attached:

@@ -71,7 +71,7 @@ class Gateway:
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
         controller = build_controller(config.routing)
-        self._metrics = Metrics(controller, config.objectives.long_prompt_tokens)
+        self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(
             controller,
             self._pool,
