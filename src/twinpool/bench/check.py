@@ -56,7 +56,13 @@ class Checked:
 
 
 async def check_one(
-    pool: Pool, target: Target, asked: Asked, *, enough_long: int = ENOUGH_LONG, show: Callable[[Seen], None] | None = None
+    pool: Pool,
+    target: Target,
+    asked: Asked,
+    *,
+    enough_long: int = ENOUGH_LONG,
+    enough_windows: int = FEWEST_WINDOWS,
+    show: Callable[[Seen], None] | None = None,
 ) -> Checked:
     """Probe a service. It goes on until the use at the peak is known, where it can be, or its time is over."""
     prepared = await prepare(pool, target, asked.model, timeout_s=asked.timeout_s, needs_usage=False)
@@ -72,7 +78,7 @@ async def check_one(
         long_prompt_tokens=asked.objectives.long_prompt_tokens,
         duration_s=asked.duration_s,
         timeout_s=asked.timeout_s,
-        knows_enough=lambda answered: answered >= enough_long and (not watch.can_see or len(watch.windows) >= FEWEST_WINDOWS),
+        knows_enough=lambda answered: answered >= enough_long and (not watch.can_see or len(watch.windows) >= enough_windows),
         show=show,
     )
     async with beside(watch.run if watch.can_see else None):
