@@ -104,6 +104,9 @@ class World(RuleBasedStateMachine):
             assert request in self.requests, f"a leg of {request} runs on after its end"
         assert not any(held.state is HandleState.HELD for held in self.handles.values()), "KV is parked"
 
+    def _RecordPair(self, command: do.RecordPair) -> None:  # noqa: N802 - named after the command
+        assert {command.prefill, command.decode} <= self.engines.keys()
+
     def _RecordDecision(self, command: do.RecordDecision) -> None:  # noqa: N802 - named after the command
         assert command.request in self.requests
         if command.decision.choice not in (Choice.WAIT, Choice.REFUSE):
@@ -484,6 +487,8 @@ NAMES = {
     "models": st.sampled_from([("m",), ()]),
     "attempt": st.integers(-1, 3),
     "at": st.floats(0, 100),
+    "canary": st.integers(0, 6),
+    "took_s": st.floats(0, 10),
     "slots": st.none() | st.integers(-1, 2),
     "prompt_chars": st.integers(0, 10_000),
     "prompt_tokens": st.integers(-1, 10_000),

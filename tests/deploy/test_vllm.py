@@ -134,6 +134,13 @@ def test_what_somebody_has_tuned_stays_and_what_must_be_unique_does_not() -> Non
     assert "UCX_TLS from the environment, not from here" in planned.notes
 
 
+def test_an_environment_made_for_efa_without_efa_is_loud() -> None:
+    made_for_efa = {"FI_PROVIDER": "efa"}
+    (warning,) = plan(gpus(2), environment=made_for_efa).warnings
+    assert "FI_PROVIDER=efa, but KV will go over NVLink or PCIe" in warning
+    assert not plan(replace(gpus(2), efa=("rdmap79s0",)), environment=made_for_efa).warnings
+
+
 def test_cores_are_bound_where_they_can_be_and_never_twice() -> None:
     prefill, decode = plan().engines
     assert (prefill.env["VLLM_CPU_OMP_THREADS_BIND"], decode.env["VLLM_CPU_OMP_THREADS_BIND"]) == ("0,1", "2,3")
@@ -161,7 +168,9 @@ def test_too_little_memory_is_said_before_anything_is_started() -> None:
 
 
 def test_too_few_or_too_small_gpus_are_said_before_anything_is_started() -> None:
-    with pytest.raises(UserError, match=r"2 vLLM engines take 8 GPUs, this machine has 4: .*--tensor-parallel"):
+    with pytest.raises(
+        UserError, match=r"2 vLLM engines take 8 GPUs, this machine has 4: .*--colocated-workers.*--tensor-parallel"
+    ):
         plan(gpus(4), tensor_parallel=4)
     big = 140_000_000_000
     with pytest.raises(UserError, match="140 GB of weights for each GPU of 80 GB"):

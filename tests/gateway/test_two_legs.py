@@ -141,16 +141,6 @@ async def test_what_one_handle_cannot_serve_goes_whole_and_says_so(body: dict[st
         assert h.presented() == []
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1", "/", "/v1/poems"])
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_route_that_is_not_ours_reaches_no_engine(path: str, method: str) -> None:
-    async with house(prefill=1, decode=1) as h:
-        answer = await h.ask(path, chat() if method == "POST" else None, method=method)
-        assert answer.status == 404
-        assert answer.error["code"] == "no_such_route"
-        assert h.p.recorded == h.d.recorded == []
-
-
 @pytest.mark.parametrize("pools", [{"prefill": 1, "decode": 1}, {"colocated": 1}])
 @pytest.mark.parametrize(
     "forge",

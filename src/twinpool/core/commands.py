@@ -6,6 +6,7 @@ A handle never appears in one: the driver keeps it under (request, attempt), so 
 import msgspec
 
 from twinpool.core.decisions import Decision
+from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Leg, Role
 from twinpool.errors import Reason
 
@@ -107,6 +108,17 @@ class RecordRole(_Command, frozen=True):
     reason: str
 
 
+class RecordPair(_Command, frozen=True):
+    """How two workers stand to each other has changed, and why. `is_slow`: what the canary moved came slower than the floor."""
+
+    prefill: str
+    decode: str
+    state: PairState
+    why: str = ""
+    bytes_per_s: float | None = None
+    is_slow: bool = False
+
+
 Command = (
     RecordDecision
     | SendPrefill
@@ -120,4 +132,5 @@ Command = (
     | ProbeWorker
     | ProveHandoff
     | RecordRole
+    | RecordPair
 )

@@ -11,6 +11,7 @@ from twinpool.core.decisions import Choice, Decision
 from twinpool.core.endings import release, retry
 from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
 from twinpool.core.model import Dialect, Leg
+from twinpool.core.pairs import Pair
 from twinpool.core.requests import Request
 
 
@@ -123,7 +124,8 @@ def _send(books: Books, request: Request, leg: Leg, out: list[do.Command], trust
 
 
 def send_canaries(books: Books, at: float, out: list[do.Command]) -> None:
-    """Those that are due."""
+    """Those that are due; and what has changed between two workers is told."""
+    out.extend(map(_record, books.pairs.take_news()))
     if books.is_draining:
         return
     sent = books.pairs.send_due(at)
@@ -131,3 +133,14 @@ def send_canaries(books: Books, at: float, out: list[do.Command]) -> None:
     due = books.pairs.next_due(at)
     if due is not None:
         books.alarm(due)
+
+
+def _record(pair: Pair) -> do.RecordPair:
+    return do.RecordPair(
+        prefill=pair.prefill,
+        decode=pair.decode,
+        state=pair.state,
+        why=pair.trouble,
+        bytes_per_s=pair.bytes_per_s,
+        is_slow=pair.is_slow,
+    )

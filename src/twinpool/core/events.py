@@ -94,8 +94,11 @@ class WorkerJoined(_Event, frozen=True):
 
 
 class WorkerLost(_Event, frozen=True):
+    """`is_gone`: its process has ended, or nothing listens there any more; else it is only silent."""
+
     worker: str
     reason: str
+    is_gone: bool = False
 
 
 class WorkerRemoved(_Event, frozen=True):

@@ -60,11 +60,17 @@ def _begin_anew(books: Books, request: Request, leg: Leg, at: float, out: list[d
 
 
 def worker_lost(books: Books, event: on.WorkerLost, out: list[do.Command]) -> None:
-    """Nothing new goes there. What runs there is not touched: its own connections tell how it ends."""
+    """Nothing new goes there. What runs there is not touched: its own connections tell how it ends. But nobody tells of a
+    prompt that it held for another: where its process has ended, that one is read again, before its reader gives up."""
     worker = books.cluster.get(event.worker)
-    if worker is not None:
-        worker.lose()
-        dispatch(books, event.at, out)  # who waited for it may go another way
+    if worker is None:
+        return
+    worker.lose()
+    if event.is_gone:
+        for request in list(books.requests.values()):
+            if request.story.state is RequestState.DECODING and request.prefill == worker.engine:
+                _begin_anew(books, request, Leg.DECODE, event.at, out)
+    dispatch(books, event.at, out)  # who waited for it may go another way
 
 
 def worker_removed(books: Books, event: on.WorkerRemoved, out: list[do.Command]) -> None:
@@ -88,6 +94,7 @@ def role_asked(books: Books, event: on.RoleAsked, out: list[do.Command]) -> None
         return
     worker.role = event.role
     out.append(do.RecordRole(worker=event.worker, role=event.role, reason="manual"))
+    books.pairs.take_roles(worker, event.at)
     send_canaries(books, event.at, out)
     dispatch(books, event.at, out)
 

@@ -21,10 +21,6 @@ from twinpool.deploy.plan import ROLES, CoreShare, Wanted, share_cores
 from twinpool.errors import UserError
 from twinpool.machine import Machine
 
-FIRST_PORT = 8100
-FIRST_SIDE_CHANNEL_PORT = 5600  # vLLM's own default, which every engine of a machine would take
-PORTS = range(1024, 65536)
-
 # Tokens of one step at most, the same in either role. Every running answer waits for a step to end.
 GPU_BUDGET_TOKENS = 2048  # vLLM's own default on most GPUs; on the largest its 8,192 to 16,384 hold answers up for longer
 CPU_BUDGET_TOKENS = 256  # as the embedded engine: larger steps read prompts no faster there
@@ -132,7 +128,8 @@ def plan_vllm(machine: Machine, devices: Devices, fabric: Fabric, wish: Wish) ->
         _engine(common, name, role, ports, place, may_swap=len(set(ranks)) == 1)
         for (name, role), ports, place in zip(named, wish.ports, places, strict=True)
     )
-    return VllmPlan(engines, fabric, gateway_cores, (*_notes(devices, sum(ranks), common), *fabric.notes), fabric.warnings)
+    notes = (*_notes(devices, sum(ranks), common), *fabric.notes)
+    return VllmPlan(engines, fabric, gateway_cores, notes, (*fabric.warnings, *_expected_efa(fabric, wish)))
 
 
 def side_channel_host(fabric: Fabric, host: str | None, address: str | None) -> str:
@@ -225,8 +222,8 @@ def _on_gpus(devices: Devices, ranks: Sequence[int]) -> list[_Place]:
     """Neighbours on the bus to one engine: they are the likeliest to share a switch or a node of memory."""
     if sum(ranks) > len(devices.gpus):
         raise UserError(
-            f"{_engines(len(ranks))} take {sum(ranks)} GPUs, this machine has {len(devices.gpus)}: ask for fewer with "
-            "--prefill-workers and --decode-workers, or take a smaller --tensor-parallel"
+            f"{_engines(len(ranks))} take {sum(ranks)} GPUs, this machine has {len(devices.gpus)}: ask for fewer "
+            "(--prefill-workers, --decode-workers, or one pool: --colocated-workers), or take a smaller --tensor-parallel"
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if devices.gpus_in_pci_order else {}
     places, start = [], 0
@@ -285,10 +282,9 @@ def _check_gpu_memory(gpus: tuple[Gpu, ...], tensor_parallel: int, weights_bytes
 
 
 def _decode_parallel(wish: Wish) -> int:
+    """A decode engine's ranks each read from one rank of a prefill engine: 4 may read from 1, but not 1 from 4."""
     decode = wish.decode_tensor_parallel or wish.tensor_parallel
-    if (
-        decode % wish.tensor_parallel
-    ):  # a decode engine reads whole shares of each prefill engine's heads, so 4 from 1 but not 1 from 4
+    if decode % wish.tensor_parallel:
         raise UserError(
             f"--decode-tensor-parallel {decode} is no multiple of --tensor-parallel {wish.tensor_parallel}: "
             "the engines could not hand KV over"
@@ -324,6 +320,13 @@ def _option(words: tuple[str, ...], name: str) -> str | None:
 
 def _is_set(wish: Wish, name: str) -> bool:
     return name.startswith(_TUNING) and name in (wish.environment or {})
+
+
+def _expected_efa(fabric: Fabric, wish: Wish) -> tuple[str, ...]:
+    """Images for EFA set this; on a machine or in a container without the cards nothing else would tell."""
+    if (wish.environment or {}).get("FI_PROVIDER") != "efa" or fabric.over == "EFA":
+        return ()
+    return (f"the environment says FI_PROVIDER=efa, but KV will go over {fabric.over}: no EFA device is used",)
 
 
 def _notes(devices: Devices, used: int, common: _Common) -> list[str]:

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import resource
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -63,12 +64,14 @@ class Gateway:
         engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
+        say: Callable[[str], None] = lambda news: None,
     ) -> None:
+        """`say` is given news for the person who watches, a line each."""
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
         controller = build_controller(config.routing)
-        self._metrics = Metrics(controller, config.objectives.long_prompt_tokens)
+        self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(
             controller,
             self._pool,
@@ -78,6 +81,7 @@ class Gateway:
             AccessLog(access_log, config.access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )
+        self._driver.say = say
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
         self._pool.on_idle_lost = self._members.connection_lost
@@ -189,7 +193,7 @@ class Gateway:
             return
         if (why := why_unsupported(path)) is not None:
             self._authenticate(request)
-            raise NotFoundError(f"{path} is not served here: {why}", Reason.UNSUPPORTED)
+            raise NotFoundError(f"the route {path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":

@@ -17,7 +17,8 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
-from twinpool.core.model import Usage
+from twinpool.core.lifecycle import PairState
+from twinpool.core.model import Leg, Usage
 from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
@@ -78,10 +79,11 @@ class Driver:
     ) -> None:
         self.controller = controller
         self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
+        self.say: Callable[[str], None] = lambda news: None
         self.probe_now: Callable[[str], None] = lambda worker: None
         self.scrape: Scrape = _nobody_to_ask
         self.histories = Histories()
-        self._metrics = metrics
+        self.metrics = metrics
         self._journal = journal
         self._access_log = access_log
         self._guard = Guard(self.histories, self._scrape)
@@ -109,6 +111,7 @@ class Driver:
             do.ProbeWorker: self._probe_worker,
             do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
+            do.RecordPair: self._record_pair,
         }
 
     def feed(self, event: on.Event) -> None:
@@ -129,6 +132,7 @@ class Driver:
         self._requests[request.id] = request
         self._idle.clear()
         try:
+            self.metrics.indicators.arrived(request.call.facts)
             self.feed(on.RequestArrived(at=monotonic(), request=request.id, facts=request.call.facts))
             await request.ended
         except asyncio.CancelledError:
@@ -183,9 +187,9 @@ class Driver:
         if isinstance(event, on.RequestFinished):
             self._finished(event)
         elif isinstance(event, on.LegFailed):
-            self._metrics.leg_failed(event.leg, event.failure)
+            self.metrics.leg_failed(event.leg, event.failure)
         elif isinstance(event, on.HandoffProved | on.HandoffNotProved):
-            self._metrics.canary_ended(event)
+            self.metrics.canary_ended(event)
 
     def _set_timer(self) -> None:
         at = self.controller.next_wakeup()
@@ -205,13 +209,14 @@ class Driver:
     # Commands
 
     def _record_decision(self, command: do.RecordDecision) -> None:
-        self._metrics.decided(command.decision)
+        self.metrics.decided(command.decision)
         self.decisions.append(RecordedDecision(monotonic(), command.request, command.attempt, command.decision))
 
     def _send_prefill(self, command: do.SendPrefill) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="disaggregated", sent=monotonic(), prefill=command.worker)
         self._legs.start_prefill(request, self._origins[command.worker])
+        self.metrics.indicators.leg_runs(request.legs[Leg.PREFILL], command.worker)
 
     def _send_decode(self, command: do.SendDecode) -> None:
         request = self._requests[command.request]
@@ -221,11 +226,13 @@ class Driver:
             doubt = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
         continues = self._continues(command.worker)
         self._legs.start_decode(request, self._origins[command.worker], continues=continues, doubt=doubt)
+        self.metrics.indicators.leg_runs(request.legs[Leg.DECODE], command.worker)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="colocated", sent=monotonic(), decode=command.worker)
         self._legs.start_whole(request, self._origins[command.worker], continues=self._continues(command.worker))
+        self.metrics.indicators.leg_runs(request.legs[Leg.WHOLE], command.worker)
 
     def _continues(self, worker: str) -> bool:
         known = self.controller.cluster.get(worker)
@@ -279,7 +286,11 @@ class Driver:
         self._canaries.start(command.canary, prefill, decode)
 
     def _record_role(self, command: do.RecordRole) -> None:
-        self._metrics.role_changed(command.role, command.reason)
+        self.metrics.role_changed(command.role, command.reason)
+
+    def _record_pair(self, command: do.RecordPair) -> None:
+        self.metrics.pair_changed(command.state)
+        self.say(_news_of(command))
 
     # Ends
 
@@ -296,13 +307,24 @@ class Driver:
             return
         timeline = timeline or request.timeline(monotonic())
         tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
-        self._metrics.ended(request, outcome, timeline, tokens)
+        self.metrics.ended(request, outcome, timeline, tokens, usage)
         if self._access_log is not None:
             self._access_log.write(request, outcome, timeline, usage)
         if not request.ended.done():
             request.ended.set_result(None)
         if not self._requests:
             self._idle.set()
+
+
+def _news_of(pair: do.RecordPair) -> str:
+    """For whoever watches the service."""
+    way = f"handoff from {pair.prefill} to {pair.decode}"
+    if pair.state is not PairState.PROVED:
+        return f"{way} is set aside: {pair.why}"
+    speed = "" if pair.bytes_per_s is None else f" ({pair.bytes_per_s / 1e9:.2g} GB/s)"
+    if pair.is_slow:
+        return f"{way} is SLOW{speed}, under handoff_floor_gb_s: it goes over TCP, most likely, where RDMA was meant"
+    return f"{way} works{speed}"
 
 
 async def _nobody_to_ask(worker: str) -> EngineMetrics:

@@ -228,5 +228,6 @@ class Membership:
         member.trouble = reason
         member.trouble_kind = kind
         if was_up:
-            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason))
+            is_gone = kind is Trouble.UNREACHABLE
+            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason, is_gone=is_gone))
             self._on_change()

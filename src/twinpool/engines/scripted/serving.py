@@ -104,7 +104,12 @@ class _Serving:
 
     async def run(self) -> None:
         is_chat = self._recorded.path.endswith("/chat/completions")
-        asked = self._asked = understand(self._recorded.body, is_chat=is_chat, script=self._script)
+        try:
+            asked = self._asked = understand(self._recorded.body, is_chat=is_chat, script=self._script)
+        except Objection:
+            if self._recorded.takes_over and not self._script.is_embedded:
+                await self._engine.let_go(self._recorded.kv_transfer_params or {})
+            raise
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._engine.next_id()}"
         await self._engine.pause(self._but.delay_s)
         self._prompt_tokens = sum(map(prompt_tokens, asked.prompts))
