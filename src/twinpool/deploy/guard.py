@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ from urllib.parse import urlsplit
 
 HEALTH_INTERVAL_S = 0.5  # an engine takes a minute to start
 HEALTH_TIMEOUT_S = 2.0
+TRACKERS_S = 3.0  # a tracker removes a handful of files
+SWEEP_INTERVAL_S = 0.02
 PORT_TAKEN = 98  # EADDRINUSE
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # Linux's prctl(2)
@@ -124,18 +127,35 @@ def _dies_with_us() -> Callable[[], None] | None:
 
 
 def _sweep() -> None:
-    """Ends all that the engine left, and what those leave in turn."""
-    while True:
-        for pid in _children():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+    """Ends all that the engine left, and what those leave in turn.
+
+    Python's resource trackers are not killed at first: they end by themselves once the others have, and remove what those left
+    in shared memory, hundreds of MB an engine.
+    """
+    deadline = time.monotonic() + TRACKERS_S
+    while children := _children():
+        for pid in children:
+            if not _is_tracker(pid) or time.monotonic() > deadline:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        _reap()
+        time.sleep(SWEEP_INTERVAL_S)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _children() -> list[int]:
+    """Those that have ended and were not waited for too."""
     found = []
     for folder in Path("/proc").glob("[0-9]*") if _IS_LINUX else ():
         with suppress(OSError, ValueError):  # it ended meanwhile

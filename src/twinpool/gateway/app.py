@@ -214,7 +214,7 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body, self._members.only_model())
+        call = read_call(endpoint, request.body, self._members.only_model)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):

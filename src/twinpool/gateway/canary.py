@@ -24,9 +24,10 @@ from twinpool.engines.answers import failure_of_loss, failure_of_status
 from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.gateway.guard import Scrape
+from twinpool.gateway.place import Place
 from twinpool.handoff import nixl
 from twinpool.handoff.body import Fields, take_apart
-from twinpool.http1 import Origin, Pool, Response, UpstreamLost
+from twinpool.http1 import Pool, Response, UpstreamLost
 
 _PATH = "/v1/completions"
 _WORDS = tuple(
@@ -40,13 +41,6 @@ _HANDSHAKE_S = 300.0  # the first one of a pair may take minutes on a busy machi
 _COUNTED_WITHIN_S = 5.0  # an engine publishes what it moved some steps later
 _POLL_S = 0.2
 _NOT_TRIED = frozenset({Failure.BUSY, Failure.UNREACHABLE, Failure.BROKEN, Failure.TIMED_OUT})
-
-
-class Place(NamedTuple):
-    """A worker, and where it listens."""
-
-    facts: WorkerFacts
-    origin: Origin
 
 
 class _FailedError(Exception):

@@ -24,12 +24,13 @@ from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
 from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.calls import ClientRequest
-from twinpool.gateway.canary import Canaries, Place
+from twinpool.gateway.canary import Canaries
 from twinpool.gateway.guard import Guard, Histories, Scrape
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.legs import Legs
 from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import PATHS
+from twinpool.gateway.place import Place
 from twinpool.gateway.release import Read, Releases
 from twinpool.http1 import Origin, Pool
 from twinpool.measure.timeline import Timeline
@@ -224,19 +225,17 @@ class Driver:
         doubt = None
         if command.trusted_until is not None and request.prefilled is not None:
             doubt = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
-        continues = self._continues(command.worker)
-        self._legs.start_decode(request, self._origins[command.worker], continues=continues, doubt=doubt)
+        self._legs.start_decode(request, self._place(command.worker), doubt)
         self.metrics.indicators.leg_runs(request.legs[Leg.DECODE], command.worker)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="colocated", sent=monotonic(), decode=command.worker)
-        self._legs.start_whole(request, self._origins[command.worker], continues=self._continues(command.worker))
+        self._legs.start_whole(request, self._place(command.worker))
         self.metrics.indicators.leg_runs(request.legs[Leg.WHOLE], command.worker)
 
-    def _continues(self, worker: str) -> bool:
-        known = self.controller.cluster.get(worker)
-        return known is not None and known.facts.continues
+    def _place(self, worker: str) -> Place:
+        return Place(self.controller.cluster[worker].facts, self._origins[worker])
 
     def _break_leg(self, command: do.BreakLeg) -> None:
         request = self._requests.get(command.request)
@@ -281,9 +280,7 @@ class Driver:
         self.probe_now(command.worker)
 
     def _prove_handoff(self, command: do.ProveHandoff) -> None:
-        cluster = self.controller.cluster
-        prefill, decode = (Place(cluster[worker].facts, self._origins[worker]) for worker in (command.prefill, command.decode))
-        self._canaries.start(command.canary, prefill, decode)
+        self._canaries.start(command.canary, self._place(command.prefill), self._place(command.decode))
 
     def _record_role(self, command: do.RecordRole) -> None:
         self.metrics.role_changed(command.role, command.reason)

@@ -221,6 +221,8 @@ class ScriptedEngine:
         elif request.path in ("/script", "/abort_request") and request.method == "POST":
             self._obey(request, responder)
         else:
+            if self.script.pages_wait is not None:
+                await self.script.pages_wait.wait()
             self._send_page(request, responder)
 
     async def _complete(self, request: Request, responder: Responder) -> None:

@@ -153,6 +153,7 @@ class Script:
     on_request: Callable[[Recorded], Decision] | None = None  # asked when there are none; None is the engine's own answer
     metrics: dict[str, float | None] = field(default_factory=dict)  # in place of the true values; None: no such series
     metrics_timestamp_ms: int | None = None
+    pages_wait: asyncio.Event | None = None  # probes and scrapes hang until it is set; completions do not
 
     def decide(self, recorded: Recorded) -> Reply | Default:
         if self.replies:
