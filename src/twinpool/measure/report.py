@@ -3,7 +3,7 @@
 Intervals are 95 % intervals from a bootstrap over the blocks of time: 200 resamples of whole blocks, from a fixed seed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -174,17 +174,22 @@ def report_of(recorders: Sequence[Recorder], indicators: Indicators, judged: Jud
     )
 
 
-def ratio_interval(
-    tallied: Tallied, base: Tallied, figure: Callable[[dict[str, Any]], float | None], rng: Random
-) -> tuple[float | None, Interval | None]:
-    """How a figure compares with the base's, and the 95 % interval of that. Both have the same stretches of the same traffic,
-    so each resample takes the same stretches of both."""
+def ratio_intervals(
+    tallied: Tallied, base: Tallied, figures: Mapping[str, Callable[[dict[str, Any]], float | None]], rng: Random
+) -> dict[str, tuple[float | None, Interval | None]]:
+    """How each figure compares with the base's, and the 95 % interval of that. Both have the same stretches of the same
+    traffic, so each resample takes the same stretches of both."""
     if tallied.size != base.size:
         raise ValueError("what is compared has the same blocks")
-    drawn = [
-        _ratio(figure(tallied.figures(weights)), figure(base.figures(weights))) for weights in resamples(tallied.size, rng)
-    ]
-    return _ratio(figure(tallied.figures()), figure(base.figures())), _ends(drawn)
+    pairs = [(tallied.figures(weights), base.figures(weights)) for weights in resamples(tallied.size, rng)]
+    whole, whole_base = tallied.figures(), base.figures()
+    return {
+        key: (
+            _ratio(figure(whole), figure(whole_base)),
+            _ends([_ratio(figure(found), figure(against)) for found, against in pairs]),
+        )
+        for key, figure in figures.items()
+    }
 
 
 def resamples(blocks: int, rng: Random) -> Iterable[list[float]]:
