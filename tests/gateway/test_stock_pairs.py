@@ -229,3 +229,35 @@ async def test_under_load_and_faults_no_answer_is_wrong() -> None:
         assert flat.count("") <= 10, "a few may fail; none may lie"
         shown = h.presented()
         assert len(shown) == len(set(shown)), "a handle is shown once"
+
+
+@STREAM
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 1},
+        {"max_tokens": 2},
+        {"max_completion_tokens": 1},
+        {"stop": ["n1.0"]},
+        {"stop": ["#"]},
+        {"max_tokens": 3, "min_tokens": 3},
+        {"max_tokens": 1, "logprobs": True, "top_logprobs": 2},
+    ],
+    ids=str,
+)
+async def test_at_the_border_of_the_first_token_a_pair_answers_as_one_engine_does(fields: dict[str, Any], stream: bool) -> None:
+    """A prefill that ends with "stop", or has written all that was asked for, is a prefill all the same."""
+    async with house(prefill=1, decode=1, is_stock=True, routing=QUICK) as h:
+        await proved(h)
+        body = chat("n1", stream=stream, **fields)
+        pair, alone = await h.ask(CHAT, body), await h.ask(f"{h.d.url}{CHAT}", body)
+        assert pair.headers["x-twinpool-path"] == "disaggregated"
+        if stream:
+            assert _compared(pair.events) == _compared(alone.events)
+        else:
+            assert pair.json()["choices"] == alone.json()["choices"]
+            assert pair.json()["usage"]["completion_tokens"] == alone.json()["usage"]["completion_tokens"]
+
+
+def _compared(events: list[Any]) -> list[Any]:
+    return [event if event == "[DONE]" else event["choices"] for event in events]

@@ -71,7 +71,7 @@ class Gateway:
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
         controller = build_controller(config.routing)
-        self._metrics = Metrics(controller, config.objectives.long_prompt_tokens)
+        self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(
             controller,
             self._pool,
@@ -214,7 +214,7 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body, self._members.only_model())
+        call = read_call(endpoint, request.body, self._members.only_model)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):

@@ -28,6 +28,7 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
         "pairs": describe_pairs(controller),
         "incompatible": describe_incompatible(worker.facts for worker in controller.cluster),
+        "indicators": driver.metrics.indicators.now(),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
         "decisions": [describe_decision(decision) for decision in recent],
