@@ -115,3 +115,55 @@ async def test_a_client_that_leaves_in_time_costs_no_cache() -> None:
         await until(lambda: asyncio.get_running_loop().time() > ended)
         await h.chat("n1")
         assert salts(h) == [None, None]
+
+
+@STREAM
+@pytest.mark.parametrize("n", [1, 2], ids=["disaggregated", "whole"])
+async def test_an_answer_in_time_is_not_written_from_what_another_read_too_late(stream: bool, n: int) -> None:
+    """The one has read garbage and has written nothing yet, so nobody has judged it; the other finds that in the cache."""
+    async with stock() as h:
+        await h.proved()
+        steps = h.d.script.steps = asyncio.Semaphore(0)
+        h.d.script.replies.append(Default(delay_s=LATE_S))
+        late = asyncio.create_task(h.chat("n1", stream=stream))
+        await until(lambda: h.p.ledger.misuses == 1)
+        in_time = asyncio.create_task(h.chat("n1", stream=stream, n=n))
+        await until(lambda: len(salts(h)) == 2)
+        for _ in range(200):
+            steps.release()
+        for answer in await asyncio.gather(late, in_time):
+            assert answer.status == 200
+            assert GARBAGE.encode() not in answer.body
+            assert b"n1.15" in answer.body
+
+
+async def test_a_prefill_that_found_garbage_in_the_cache_hands_none_over() -> None:
+    """The engine that read too late reads prompts now: what it hands over is written from its cache, too."""
+    both = ("prefill", "decode")
+    async with stock(allowed_roles=both) as h:
+        await h.proved()
+        h.d.script.replies.append(Default(delay_s=LATE_S))
+        steps = h.d.script.steps = asyncio.Semaphore(0)
+        late = asyncio.create_task(h.chat("n1"))
+        await until(lambda: h.p.ledger.misuses == 1)
+        for worker, role in (("d0", "prefill"), ("p0", "decode")):
+            await h.ask(f"{h.admin_url}/admin/workers/{worker}/role", {"role": role})
+        in_time = asyncio.create_task(h.chat("n1"))
+        await until(lambda: len(salts(h)) == 2)
+        for _ in range(200):
+            steps.release()
+        for answer in await asyncio.gather(late, in_time):
+            assert answer.text == told("n1")
+
+
+async def test_a_leg_that_is_late_and_read_nothing_wrong_holds_nobody_for_long() -> None:
+    async with stock(prefill=Script(lease_s=60.0)) as h:  # its lease goes on, as with a decode engine that asks for more
+        await h.proved()
+        h.d.script.replies.append(Default(delay_s=2 * LATE_S))
+        late = asyncio.create_task(h.chat("n1"))
+        granted = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > granted + LEASE_S)
+        assert (await h.chat("n2")).text == told("n2")
+        assert not late.done()
+        assert (await late).text == told("n1")
+        assert salts(h) == [None, None]

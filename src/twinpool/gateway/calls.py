@@ -7,7 +7,7 @@ import msgspec
 
 from twinpool.core.model import Leg
 from twinpool.errors import RequestError
-from twinpool.gateway.cache_epochs import Watch
+from twinpool.gateway.cache_epochs import Epoch, Watch
 from twinpool.gateway.continuation import SentCopy
 from twinpool.gateway.openai import Call
 from twinpool.gateway.relay import EngineError, Handoff, Headers, StreamedAnswer
@@ -43,6 +43,7 @@ class ClientRequest:
         "prefill",
         "prefilled",
         "prompt_tokens",
+        "read_in",
         "responder",
         "sent",
         "stream",
@@ -74,6 +75,7 @@ class ClientRequest:
         self.stream: StreamedAnswer | None = None  # the last attempt's
         self.copy: SentCopy | None = None  # of what the client has, where another engine could go on with it
         self.stream_has_error = False
+        self.read_in: Epoch | None = None  # what the last prefill could use of its engine's cache
         self.watch: Watch | None = None  # over the last decode leg of a handle, until it is judged
         self.prompt_tokens: int | None = None  # as an engine counted them
         self.cached_tokens = 0  # of those, where the prompt was prefilled

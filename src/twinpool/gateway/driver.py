@@ -23,7 +23,7 @@ from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
 from twinpool.gateway.access_log import AccessLog
-from twinpool.gateway.cache_epochs import CacheEpochs
+from twinpool.gateway.cache_epochs import CacheDoubt, CacheEpochs
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.canary import Canaries
 from twinpool.gateway.guard import Guard, Histories, Scrape
@@ -224,6 +224,8 @@ class Driver:
     def _send_prefill(self, command: do.SendPrefill) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="disaggregated", sent=monotonic(), prefill=command.worker)
+        request.watch = None  # that over the attempt before has its own end
+        request.read_in = self.cache_epochs.epoch_of(command.worker)
         self._legs.start_prefill(request, self._place(command.worker))
         self.metrics.indicators.leg_runs(request.legs[Leg.PREFILL], command.worker)
 
@@ -231,16 +233,22 @@ class Driver:
         request = self._requests[command.request]
         request.decode = command.worker
         doubt = None
-        if command.trusted_until is not None and request.prefilled is not None:
-            doubt = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
-            request.watch = self.cache_epochs.watch(command.worker, doubt, command.trusted_until)
+        if command.trusted_until is not None and request.prefilled is not None and request.read_in is not None:
+            trust = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
+            used = (request.read_in, self.cache_epochs.epoch_of(command.worker))
+            request.watch = self.cache_epochs.watch(command.worker, trust, command.trusted_until)
+            doubt = CacheDoubt(self.cache_epochs, used, trust)
         self._legs.start_decode(request, self._place(command.worker), doubt)
         self.metrics.indicators.leg_runs(request.legs[Leg.DECODE], command.worker)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="colocated", sent=monotonic(), decode=command.worker)
-        self._legs.start_whole(request, self._place(command.worker))
+        request.watch = None
+        place = self._place(command.worker)
+        used = [self.cache_epochs.epoch_of(command.worker)]
+        doubt = None if place.facts.vouches else CacheDoubt(self.cache_epochs, used, None)
+        self._legs.start_whole(request, place, doubt)
         self.metrics.indicators.leg_runs(request.legs[Leg.WHOLE], command.worker)
 
     def _place(self, worker: str) -> Place:
@@ -315,8 +323,8 @@ class Driver:
             if not isinstance(event, on.LegFailed):
                 request.watch.believed()
             elif event.failure is Failure.SUSPECT:
+                self.cache_epochs.begin_anew(request.watch.epoch)
                 request.watch.believed()  # there is nothing left to look for
-                self.cache_epochs.begin_anew(request.decode)
             else:
                 request.watch.ended(event.at)
 

@@ -55,8 +55,8 @@ class Legs:
         out before the client may have any of it."""
         self._start_answer(request, Leg.DECODE, place, request.handles[request.attempt], doubt)
 
-    def start_whole(self, request: ClientRequest, place: Place) -> None:
-        self._start_answer(request, Leg.WHOLE, place, None, None)
+    def start_whole(self, request: ClientRequest, place: Place, doubt: Doubt | None) -> None:
+        self._start_answer(request, Leg.WHOLE, place, None, doubt)
 
     def cancel(self, request: ClientRequest, leg: Leg) -> None:
         task = request.legs.pop(leg, None)
@@ -82,10 +82,13 @@ class Legs:
         mends: list[Mend] = []
         if not place.facts.vouches:
             mends.append(hide_handoff)
-        if doubt is not None:  # who does not vouch for what it read does not know either what was cached where it was written
+        counted_tokens = None
+        if handle is not None and doubt is not None:
+            # who does not vouch for what it read does not know either what was cached where it was written
             mends.append(prefill_cached(request.cached_tokens))
+            counted_tokens = request.prompt_tokens or None
         if not request.call.facts.stream:
-            answer = WholeAnswer(doubt, mends, None if doubt is None else request.prompt_tokens or None)
+            answer = WholeAnswer(doubt, mends, counted_tokens)
         elif request.is_begun:
             answer, sent = self._continued(request)
             fields[CONTINUE_FIELD] = msgspec.json.encode({"text": sent.text})

@@ -101,6 +101,7 @@ class _Serving:
         self._but = but
         self._pulled_tokens = 0
         self._handoff_took_s = 0.0
+        self._has_garbage = False  # in its cache, under this prompt
 
     async def run(self) -> None:
         is_chat = self._recorded.path.endswith("/chat/completions")
@@ -122,6 +123,7 @@ class _Serving:
         if self._script.caches_prompts:
             is_garbage = self._engine.cached.setdefault(self._cached_as(asked.prompts[0]), texts[0] is _GARBAGE_TEXT)
             texts = [_GARBAGE_TEXT] * len(texts) if is_garbage else texts
+            self._has_garbage = is_garbage
         self._engine.prompt_tokens += self._prompt_tokens
         if asked.streams:
             await self._stream(texts)
@@ -189,7 +191,8 @@ class _Serving:
         if not isinstance(self._but.handle, str):
             return {"kv_transfer_params": self._but.handle}
         prompt = self._asked.prompts[0]
-        return {"kv_transfer_params": self._engine.hold(prompt, prompt_tokens(prompt))}
+        holds = GARBAGE if self._has_garbage else prompt
+        return {"kv_transfer_params": self._engine.hold(holds, prompt_tokens(prompt))}
 
     # The answer
 
