@@ -70,6 +70,11 @@ def test_a_value_that_counts_nothing_is_not_there(value: str) -> None:
     assert read_metrics(f"vllm:num_requests_running {value}\n".encode()).running is None
 
 
+def test_a_sum_that_is_no_number_is_not_there() -> None:
+    page = b'vllm:prompt_tokens_total{engine="0"} 1e308\nvllm:prompt_tokens_total{engine="1"} 1e308\n'
+    assert read_metrics(page).prompt_tokens is None
+
+
 def test_the_order_of_labels_strange_labels_and_a_timestamp_change_nothing() -> None:
     page = rb"""
 vllm:prompt_tokens_by_source_total{model_name="a } b\" {,=\\",source="local_compute",} 7 1700000000000

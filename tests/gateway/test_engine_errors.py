@@ -199,3 +199,29 @@ async def test_an_engines_error_names_no_engine() -> None:
         for answer in answers:
             assert not [name for name in answer.headers if name.startswith("x-twinpool")]
             assert str(h.d.port).encode() not in answer.body
+
+
+@STREAM
+@pytest.mark.parametrize("leg", LEGS)
+@pytest.mark.parametrize("count", ["prompt_tokens", "completion_tokens"])
+@pytest.mark.parametrize("lie", [-5, 10**400], ids=["negative", "endless"])
+async def test_a_usage_that_counts_no_tokens_is_the_client_s_to_read_and_counted_nowhere(
+    lie: int, count: str, leg: str, stream: bool
+) -> None:
+    async with house(**pools(leg)) as h:
+        await h.proved()
+        told_usage = f'"usage":{{"prompt_tokens":4,"completion_tokens":1,"{count}":{lie}}}'
+        if leg == "prefill":
+            first(h, leg).script.replies.append(Default(usage={count: -5}))
+        elif stream:
+            choice = '"choices":[{"index":0,"delta":{"content":"n1"},"finish_reason":"stop"}]'
+            end = f'data: {{"choices":[],{told_usage}}}\n\ndata: [DONE]\n\n'
+            first(h, leg).script.replies.append(Reply.stream(f"data: {{{choice}}}\n\n".encode(), end.encode()))
+        else:
+            choice = '"choices":[{"index":0,"message":{"content":"n1"},"finish_reason":"stop"}]'
+            body = f"{{{choice},{told_usage}}}".encode()
+            first(h, leg).script.replies.append(Reply(body=body, pulls_kv=True))
+        answer = await h.chat("n1", stream=stream)
+        assert answer.status == 200
+        assert (await h.chat("n2")).text == told("n2")
+        assert await h.outcomes() == {"ok": 2}

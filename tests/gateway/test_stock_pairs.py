@@ -261,3 +261,24 @@ async def test_at_the_border_of_the_first_token_a_pair_answers_as_one_engine_doe
 
 def _compared(events: list[Any]) -> list[Any]:
     return [event if event == "[DONE]" else event["choices"] for event in events]
+
+
+@STREAM
+@pytest.mark.parametrize("where", ["p", "d"])
+async def test_metrics_that_no_longer_tell_the_start_are_no_restart(where: str, stream: bool) -> None:
+    """Nor are they one when they tell it again."""
+    async with house(prefill=1, decode=1, is_stock=True) as h:
+        await h.proved()
+        engine = h.p if where == "p" else h.d
+        steps = h.d.script.steps = asyncio.Semaphore(2)
+        asking = asyncio.create_task(h.chat("n1", stream=stream))
+        await until(lambda: len(h.d.requests("/chat/completions")) == 1)
+        for metrics in ({"process_start_time_seconds": None}, {}):
+            engine.script.metrics = metrics
+            seen = engine.pages["/metrics"]
+            await until(lambda seen=seen: engine.pages["/metrics"] > seen + 2)
+        for _ in range(100):
+            steps.release()
+        assert b"n1.15" in (await asking).body
+        assert len(h.d.requests("/chat/completions")) == 1
+        assert h.pair().state == "proved"

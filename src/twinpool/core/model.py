@@ -5,6 +5,7 @@ the journal writes and reads without a second description of their shape (see `d
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -117,6 +118,10 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sequences: int = 1
     max_tokens: int | None = None
     obstacle: Why | None = None
+
+
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Of one answer, as an engine tells it. What is none of these was not counted."""
 
 
 class Usage(msgspec.Struct, frozen=True):

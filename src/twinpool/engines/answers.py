@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from twinpool.core.model import Failure, Usage
+from twinpool.core.model import Failure, TokenCount, Usage
 from twinpool.errors import Reason
 from twinpool.http1 import Loss, UpstreamLost
 
@@ -34,12 +34,12 @@ class _Envelope(msgspec.Struct):
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: TokenCount | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
+    prompt_tokens: TokenCount = 0
+    completion_tokens: TokenCount | None = 0
     prompt_tokens_details: _Details | None = None
 
 
@@ -50,22 +50,31 @@ class _Choice(msgspec.Struct):
 class Ending(msgspec.Struct):
     """What the end of an answer tells: its usage, and how its choices finished."""
 
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     choices: list[_Choice] = []
 
     def counted(self) -> Usage | None:
-        """The usage as the core knows it; None where the engine told none."""
-        if self.usage is None:
+        """The usage as the core knows it; None where the engine told none, or no numbers of tokens."""
+        try:
+            usage = _USAGE.decode(self.usage)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        details = self.usage.prompt_tokens_details
+        if usage is None:
+            return None
+        details = usage.prompt_tokens_details
         cached = details.cached_tokens if details is not None else None
-        return Usage(self.usage.prompt_tokens, self.usage.completion_tokens or 0, cached or 0)
+        return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached or 0)
+
+    @property
+    def tells_usage(self) -> bool:
+        return bytes(self.usage) != b"null"
 
     @property
     def is_failure(self) -> bool:
         return any(choice.finish_reason in BAD_ENDS for choice in self.choices)
 
 
+_USAGE = msgspec.json.Decoder(_Usage | None)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _ENDING = msgspec.json.Decoder(Ending)
 

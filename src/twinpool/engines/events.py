@@ -89,7 +89,7 @@ def read_closing(tail: bytes) -> tuple[bool, Ending]:
             continue
         found = read_ending(line[5:])
         if found is not None:
-            ending = Ending(found.usage or ending.usage, found.choices or ending.choices)
+            ending = Ending(found.usage if found.tells_usage else ending.usage, found.choices or ending.choices)
     return DONE in tail[-32:] and not ending.is_failure, ending
 
 

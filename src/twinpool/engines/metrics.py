@@ -154,7 +154,9 @@ def read_metrics(page: bytes) -> EngineMetrics:
                 found[field] = max(found.get(field, 0.0), value) if field in _RATIOS else found.get(field, 0.0) + value
     born = started if started is not None else min((value for line in births for value in _values(line)), default=None)
     counted: dict[str, Any] = {
-        field: value if field in _RATIOS or field in _SECONDS else int(value) for field, value in found.items()
+        field: value if field in _RATIOS or field in _SECONDS else int(value)
+        for field, value in found.items()
+        if math.isfinite(value)  # the sum of two that are may not be
     }
     return EngineMetrics(
         incarnation="" if born is None else f"{born:.2f}",

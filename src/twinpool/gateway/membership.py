@@ -11,6 +11,7 @@ from time import monotonic
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from twinpool.config import Declared, Server, Timeouts
 from twinpool.core import events as on
@@ -216,6 +217,9 @@ class Membership:
 
     def _found(self, member: Member, identity: Identity) -> None:
         known = self._driver.controller.cluster.get(member.worker)
+        is_steady = known is not None and known.story.state is not WorkerState.LOST
+        if known is not None and is_steady and not identity.incarnation:  # a page without a start says nothing of another one
+            identity = msgspec.structs.replace(identity, incarnation=known.facts.incarnation)
         facts = facts_of(member.worker, member.url, member.role, member.allowed_roles, identity, member.declared)
         member.kind = identity.kind
         member.trouble_kind = None

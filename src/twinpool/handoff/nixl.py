@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from twinpool.core.model import TokenCount
 from twinpool.handoff.body import Fields, put_together
 
 _ASK = (
@@ -45,11 +46,11 @@ class PrefillAnswer(msgspec.Struct, frozen=True):
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: TokenCount | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: TokenCount = 0
     prompt_tokens_details: _Details | None = None
 
 
@@ -59,11 +60,12 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _ANSWER = msgspec.json.Decoder(_Answer)
+_USAGE = msgspec.json.Decoder(_Usage | None)
 
 
 def prefill_body(fields: Fields) -> bytes:
@@ -103,6 +105,14 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
         if choice.finish_reason in ("abort", "error"):
             unread = msgspec.Raw(bytes(answer.kv_transfer_params))
             raise HandoffMissingError(f"the prefill ended with finish reason {choice.finish_reason!r}", unread)
-    usage = answer.usage or _Usage()
+    usage = _usage(answer.usage)
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     return PrefillAnswer(msgspec.Raw(bytes(answer.kv_transfer_params)), usage.prompt_tokens, cached or 0)
+
+
+def _usage(raw: msgspec.Raw) -> _Usage:
+    """What P counted; nothing, where that makes no sense. Its handle holds KV all the same."""
+    try:
+        return _USAGE.decode(raw) or _Usage()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Usage()
