@@ -37,7 +37,9 @@ def test_a_stale_connection_is_not_held_against_the_engine() -> None:
     assert failure_of_loss(UpstreamLost(Loss.CLOSED_BEFORE_HEAD, "http://e")) is Failure.BROKEN
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(b"3", 3.0), (b"Wed, 21 Oct 2015 07:28:00 GMT", None), (b"-1", None)])
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(b"3", 3.0), (b"Wed, 21 Oct 2015 07:28:00 GMT", None), (b"-1", None), (b"9" * 5000, None)]
+)
 def test_retry_after_is_a_number_of_seconds(value: bytes, seconds: float | None) -> None:
     assert retry_after_s([(b"retry-after", value)]) == seconds
 

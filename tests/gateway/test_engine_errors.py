@@ -225,3 +225,16 @@ async def test_a_usage_that_counts_no_tokens_is_the_client_s_to_read_and_counted
         assert answer.status == 200
         assert (await h.chat("n2")).text == told("n2")
         assert await h.outcomes() == {"ok": 2}
+
+
+@pytest.mark.parametrize("count", [b"inf", b"nan", b"1e400", b"9" * 5000, b"-1"])
+async def test_a_handoff_that_counts_nothing_in_its_head_is_an_answer_all_the_same(count: bytes) -> None:
+    async with house(prefill=1, decode=1) as h:
+        headers = (
+            (b"content-type", b"application/json"),
+            (b"x-twinpool-handoff-bytes", count),
+            (b"x-twinpool-handoff-s", count),
+        )
+        body = b'{"choices":[{"index":0,"message":{"content":"n1"},"finish_reason":"stop"}]}'
+        h.d.script.replies.append(Reply(headers=headers, body=body, pulls_kv=True))
+        assert (await h.chat("n1")).text == "n1"

@@ -21,6 +21,8 @@ _LOSSES = {
     Loss.TOO_LARGE: Failure.ERROR,
 }
 
+_MANY_DIGITS = 10  # of seconds: nobody means that
+
 BAD_ENDS = frozenset({"error", "abort"})
 """Finish reasons with which engines report a failure under HTTP 200."""
 
@@ -104,7 +106,7 @@ def retry_after_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:
     """The Retry-After of an answer, where it is a number of seconds."""
     for name, value in headers:
         if name == b"retry-after":
-            return float(value) if value.isdigit() else None
+            return float(value) if value.isdigit() and len(value) < _MANY_DIGITS else None
     return None
 
 

@@ -40,6 +40,7 @@ _TOP = 5
 _HANDSHAKE_S = 300.0  # the first one of two stock engines may take minutes on a busy machine
 _COUNTED_WITHIN_S = 5.0  # an engine publishes what it moved some steps later
 _POLL_S = 0.2
+_MANY_DIGITS = 18  # of bytes: no canary moves so many
 _NOT_TRIED = frozenset({Failure.BUSY, Failure.UNREACHABLE, Failure.BROKEN, Failure.TIMED_OUT})
 
 
@@ -190,7 +191,7 @@ class Canaries:
 
     async def _check_moved(self, decode: Place, answer: Response, said: _Answer, before: EngineMetrics | None) -> _Moved:
         told = answer.header(b"x-twinpool-handoff-bytes")
-        if told is not None and told.isdigit() and int(told) > 0:
+        if told is not None and told.isdigit() and len(told) < _MANY_DIGITS and int(told) > 0:
             return _Moved(int(told), _number(answer.header(b"x-twinpool-handoff-s")))
         details = said.usage.prompt_tokens_details if said.usage is not None else None
         is_computed = details is not None and details.cached_tokens is not None

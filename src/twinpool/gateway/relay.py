@@ -12,6 +12,7 @@ Both kinds of answer end by setting `done` to what became of the leg.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -351,7 +352,9 @@ class ContinuedAnswer(StreamedAnswer):
 
 
 def _number(value: bytes) -> float | None:
+    """What an engine counts; None where it is nothing that can be counted."""
     try:
-        return float(value)
+        number = float(value)
     except ValueError:
         return None
+    return number if math.isfinite(number) and number >= 0 else None
