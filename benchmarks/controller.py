@@ -48,6 +48,7 @@ def fleet(path: str, size: int) -> Controller:
             allowed_roles=(role,),
             dialect=Dialect.NIXL,
             slots=64,
+            vouches=True,  # every pair may hand over from the start: a canary is no cost of a request
         )
         controller.handle(WorkerJoined(at=0.0, facts=facts))
     return controller

@@ -142,11 +142,12 @@ VLLM = {
 
 def test_status_shows_what_is_known_of_attached_engines_and_why_one_hands_nothing_over() -> None:
     alone = VLLM | {"connector": "none", "kv_role": None, "hands_off": False, "obstacle": "its metrics show no connector"}
-    text = shown(state(worker("prefill-0", **VLLM, advice=["declare lease_s"]), worker("decode-0", **alone)))
+    advised = VLLM | {"advice": ["declare lease_s"]}
+    text = shown(state(worker("prefill-0", **advised), worker("prefill-1", **advised), worker("decode-0", **alone)))
     assert "nixl, kv_both" in text
-    assert "93,184 tokens" in text
+    assert "93,184" in text
     assert "assumed" in text
-    assert "prefill-0: declare lease_s" in text
+    assert "prefill-0, prefill-1: declare lease_s" in text
     assert "decode-0 hands nothing over: its metrics show no connector" in text
 
 

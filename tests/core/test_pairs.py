@@ -196,10 +196,10 @@ def test_a_worker_is_kept_for_the_pair_that_requests_wait_for() -> None:
 def test_the_worker_with_the_fewest_partners_comes_first() -> None:
     stage = proved("p1", "d1", "d2", "d3", "d4")
     stage.joins(fixed("p2"))
-    (number, first), *_ = flown(stage.commands[-1])
+    ((_, first),) = flown(stage.commands[-1])
     assert first.startswith("p2>")
     stage.joins(fixed("p3"))
-    flights = {pair: n for n, pair in flown(stage.commands[-1])} | {first: number}
+    flights = [first, *(pair for _, pair in flown(stage.commands[-1]))]
     assert Counter(pair[:2] for pair in flights) == {"p2": 1, "p3": 1}
 
 
@@ -382,8 +382,10 @@ def test_a_failure_in_mid_stream_is_no_strike() -> None:
         stage.arrives(f"r{n}")
         stage.prefilled(f"r{n}")
         stage.first_token(f"r{n}")
+    for n in range(4):
         stage.fails(f"r{n}", Leg.DECODE, Failure.ERROR)
     assert stage.pairs() == {"p1>d1": "proved"}
+    assert stage.pair("p1", "d1").strikes == 0
 
 
 def test_a_request_that_breaks_every_engine_strikes_once() -> None:
@@ -528,6 +530,18 @@ def test_a_count_that_is_the_same_or_was_not_told_condemns_nobody(prefill: int, 
     assert stage.pairs() == {"p1>d1": "proved"}
 
 
+def test_a_count_of_an_earlier_attempt_says_nothing_of_the_pair_that_answers() -> None:
+    stage = Stage(fixed("p1"), fixed("d1"), fixed("p2", dialect=Dialect.SGLANG), fixed("d2", dialect=Dialect.SGLANG))
+    for number in (1, 2):
+        stage.proves(number)
+    stage.arrives("r")
+    stage.prefilled("r", tokens=10)
+    stage.fails("r", Leg.DECODE, Failure.ERROR)
+    assert stage.decisions[-1].decode == "d2"
+    stage.finishes("r", usage=Usage(prompt_tokens=11, completion_tokens=4))
+    assert stage.pairs() == {"p1>d1": "proved", "p2>d2": "proved"}
+
+
 def test_a_condemned_pair_stays_aside_until_one_of_the_two_restarts() -> None:
     stage = proved("p1", "d1")
     miscounts(stage)
@@ -663,6 +677,11 @@ def test_a_worker_that_is_found_to_be_another_kind_of_engine_is_no_pair_any_more
     assert stage.decisions[-1].why is Why.NO_PAIR
     assert flown(stage.joins(fixed("d1"))) != []
     assert stage.pairs() == {"p1>d1": "unproved"}
+
+
+def test_a_canary_to_a_removed_worker_frees_the_other_at_once() -> None:
+    stage = unproved("p1", "d1", "d2")
+    assert flown(stage.removes("d1")) == [(2, "p1>d2")]
 
 
 def test_a_canary_whose_pair_is_no_more_frees_its_workers_for_others() -> None:

@@ -1,4 +1,4 @@
-"""``python weights.py GGUF FOLDER``, run inside vLLM's environment: a Llama's GGUF as safetensors in bfloat16, with its tokenizer."""
+"""``python weights.py GGUF FOLDER``, in vLLM's environment: a Llama's GGUF as safetensors in bfloat16 and its tokenizer."""
 
 import sys
 from pathlib import Path

@@ -147,12 +147,12 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     for worker in _by_role(state["workers"]):
         if worker.get("obstacle"):
             console.print(f"[yellow]{escape(worker['id'])}[/] hands nothing over: {escape(worker['obstacle'])}")
-        for line in worker.get("advice", ()):
-            console.print(f"{escape(worker['id'])}: [dim]{escape(line)}[/]")
         if worker["reason"]:
             console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}")
         elif worker.get("warning"):
             console.print(f"[yellow]{escape(worker['id'])}[/]: {escape(worker['warning'])}")
+    for line, workers in _advice(attached).items():
+        console.print(f"[dim]{escape(', '.join(workers))}: {escape(line)}[/]")
     _show_pairs(console, state)
     if state["decisions"]:
         console.print(_decisions(state["decisions"]))
@@ -180,7 +180,7 @@ def _pools(workers: list[dict[str, Any]]) -> Table:
 
 def _attached(workers: list[dict[str, Any]]) -> Table:
     """What is known of engines that are not ours: asked, declared or assumed."""
-    table = _table("Engine", "Version", "Connector", "Lease", "Tokens a step", "Room for KV")
+    table = _table("Worker", "Engine", "Connector", "Lease", "Tokens a step", "KV tokens")
     for worker in workers:
         connector = ", ".join(filter(None, (worker["connector"], worker["kv_role"]))) or "-"
         lease, budget = worker["lease_s"], worker["budget_tokens"]
@@ -190,9 +190,18 @@ def _attached(workers: list[dict[str, Any]]) -> Table:
             escape(connector),
             ("assumed" if worker["hands_off"] else "-") if lease is None else f"{lease:g} s",
             "not known" if budget is None else f"{budget:,}",
-            _tokens(worker["kv_capacity_tokens"] or 0),
+            f"{worker['kv_capacity_tokens']:,}" if worker["kv_capacity_tokens"] else "-",
         )
     return table
+
+
+def _advice(workers: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What to do, and for which workers."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        for line in worker.get("advice", ()):
+            found.setdefault(line, []).append(worker["id"])
+    return found
 
 
 def _show_pairs(console: Console, state: Mapping[str, Any]) -> None:

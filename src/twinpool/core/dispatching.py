@@ -32,6 +32,7 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
 def _start(books: Books, request: Request, decision: Decision, out: list[do.Command]) -> None:
     request.attempt += 1
     request.shown_waiting = False
+    request.counted_tokens = None
     tokens, sequences = request.prompt_tokens, request.facts.sequences
     out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
     if decision.decode is None:

@@ -134,11 +134,13 @@ def _blame(books: Books, request: Request, event: on.LegFailed, out: list[do.Com
     elif event.failure in _CONNECTION_LOST:
         worker.lose()
         out.append(do.ProbeWorker(worker=engine.worker))
+        send_canaries(books, event.at, out)
     if event.failure not in (Failure.BUSY, Failure.REJECTED):
         request.avoid |= {engine.worker}
         if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
             request.avoid |= {request.prefill.worker}
-            _blame_pair(books, request, request.prefill, engine, event, out)
+            if request.story.state is not RequestState.STREAMING:  # else its handoff went well
+                _blame_pair(books, request, request.prefill, engine, event, out)
 
 
 def _blame_pair(

@@ -70,6 +70,7 @@ def worker_lost(books: Books, event: on.WorkerLost, out: list[do.Command]) -> No
         for request in list(books.requests.values()):
             if request.story.state is RequestState.DECODING and request.prefill == worker.engine:
                 _begin_anew(books, request, Leg.DECODE, event.at, out)
+    send_canaries(books, event.at, out)
     dispatch(books, event.at, out)  # who waited for it may go another way
 
 
@@ -78,6 +79,7 @@ def worker_removed(books: Books, event: on.WorkerRemoved, out: list[do.Command])
     if worker is not None:
         books.pairs.forget(worker)
         books.cluster.remove(event.worker)
+        send_canaries(books, event.at, out)  # one of its own may have kept another worker
         dispatch(books, event.at, out)
 
 
@@ -85,6 +87,7 @@ def drain_asked(books: Books, event: on.DrainAsked, out: list[do.Command]) -> No
     worker = books.cluster.get(event.worker)
     if worker is not None:
         worker.drain()
+        send_canaries(books, event.at, out)
         dispatch(books, event.at, out)
 
 

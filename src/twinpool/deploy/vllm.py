@@ -27,8 +27,10 @@ CPU_BUDGET_TOKENS = 256  # as the embedded engine: larger steps read prompts no 
 GPU_SEQUENCES = 256  # vLLM's own default
 CPU_SEQUENCES = 16  # each further one makes the step of a CPU longer
 
-CPU_KV_GIB = 4  # of each engine where memory allows: it is taken at the start, and a laptop has other uses for it
-CPU_OVERHEAD_BYTES = 1_300_000_000  # an engine without weights and KV: two interpreters with torch, measured 1.0 to 1.1 GB
+# Of each engine, where memory allows: it is taken at the start, and a laptop has other uses for it. The environment's
+# VLLM_CPU_KVCACHE_SPACE says otherwise.
+CPU_KV_GIB = 2
+CPU_OVERHEAD_BYTES = 1_800_000_000  # an engine without weights and KV: three interpreters with torch, measured 1.7 GB
 GPU_USABLE_RATIO = 0.9  # vLLM's share of a GPU's memory
 SHORTEST_LEASE_S = 6  # vLLM counts in whole seconds and sends a heartbeat each sixth of it
 
@@ -176,7 +178,7 @@ def _settle(fabric: Fabric, devices: Devices, wish: Wish) -> _Common:
 def _engine(common: _Common, name: str, role: str, ports: tuple[int, int], place: _Place, *, may_swap: bool) -> PlannedEngine:
     """`may_swap` is false where tensor parallel sizes differ: the larger could not hand KV to the smaller."""
     wish, fabric, (port, side_port) = common.wish, common.fabric, ports
-    tuning = {key: value for key, value in fabric.env if not _is_set(wish, key)}
+    tuning = {key: _in_front(wish, key, value) for key, value in fabric.env if not _is_set(wish, key)}
     side_channel = {"VLLM_NIXL_SIDE_CHANNEL_HOST": common.side_host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port)}
     listen = wish.host or "127.0.0.1"
     reach = _EVERYWHERE.get(listen, listen)
@@ -320,6 +322,12 @@ def _option(words: tuple[str, ...], name: str) -> str | None:
 
 def _is_set(wish: Wish, name: str) -> bool:
     return name.startswith(_TUNING) and name in (wish.environment or {})
+
+
+def _in_front(wish: Wish, name: str, value: str) -> str:
+    """A folder for the linker goes before those that it is told already."""
+    told = (wish.environment or {}).get(name) if name == "LD_LIBRARY_PATH" else None
+    return f"{value}:{told}" if told else value
 
 
 def _expected_efa(fabric: Fabric, wish: Wish) -> tuple[str, ...]:

@@ -164,6 +164,7 @@ class Gateway:
             drain_s = self._config.server.drain_s
             await self._driver.drain(drain_s)
             await self._server.close(drain_s=1.0)
+        await self._driver.ask_no_more()
         await self._members.close()
         await self._driver.close()
         await self._pool.close()
@@ -214,7 +215,7 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body, self._members.only_model())
+        call = read_call(endpoint, request.body, self._members.only_model)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):

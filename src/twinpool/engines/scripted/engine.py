@@ -71,7 +71,7 @@ class ScriptedEngine:
         self.pulls = 0
         self.pulled_bytes = 0
         self.pulled_s = 0.0
-        self.seen_prompts: set[str] = set()
+        self.cached: dict[tuple[str | None, str], bool] = {}  # by salt and prompt: whether what it has of it is garbage
         self.noticed_late_reads = 0
         self.failed_transfers = 0
         self._ids = 0
@@ -221,6 +221,8 @@ class ScriptedEngine:
         elif request.path in ("/script", "/abort_request") and request.method == "POST":
             self._obey(request, responder)
         else:
+            if self.script.pages_wait is not None:
+                await self.script.pages_wait.wait()
             self._send_page(request, responder)
 
     async def _complete(self, request: Request, responder: Responder) -> None:
