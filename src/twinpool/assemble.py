@@ -1,6 +1,6 @@
 """The one place where policies meet the core. The gateway, the simulator and a replay all build their controller here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -15,8 +15,11 @@ from twinpool.policy.admission import bounded_queue
 from twinpool.policy.estimates import PromptLengths
 from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
 
+Change = Callable[[Policies], Policies]
+"""Puts other policies in the place of the project's: what is compared with them runs behind the same core."""
 
-def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None) -> Controller:
+
+def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None, *, change: Change | None = None) -> Controller:
     """A controller with the project's policies: a fresh one, or one that goes on where `Controller.remember` was asked.
 
     Raises `UserError` for a snapshot that is none.
@@ -27,6 +30,8 @@ def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None) -> Con
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
     )
+    if change is not None:
+        policies = change(policies)
     try:
         return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None)
     except KeyError as missing:

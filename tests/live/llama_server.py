@@ -1,5 +1,5 @@
-"""``python llama_server.py MODEL PORT CORE``: llama.cpp's own HTTP server with its own defaults and four slots, as anyone runs it.
-Prints a line when it answers, and ends with its standard input."""
+"""``python llama_server.py MODEL PORT CORE``: llama.cpp's own HTTP server with its own defaults and four slots, as anyone runs
+it. Prints a line when it answers, and ends with its standard input."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ params.cache_ram_mib = 0
 server = xllamacpp.Server(params)
 for _ in range(600):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):  # noqa: S310  # our own
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):  # our own
             break
     except OSError:
         time.sleep(0.1)

@@ -157,12 +157,16 @@ class Driver:
         except TimeoutError:
             self._give_up()
 
-    async def close(self) -> None:
-        """End what is left: legs, releases, the timer, the journal."""
+    async def ask_no_more(self) -> None:
+        """End what scrapes engines, before those who do that for it are closed."""
         self._give_up()
         await self._canaries.close()
         self.cache_epochs.close()
         await self._guard.close()
+
+    async def close(self) -> None:
+        """End what is left: legs, releases, the timer, the journal."""
+        await self.ask_no_more()
         await self._releases.close()
         await self._legs.close()
         if self._timer is not None:  # the releases' ends may have set it anew
