@@ -2,7 +2,7 @@
 other.
 
 They get roles changed softly and at once, as the project does it; some of them restart workers in truth, and are better here
-than there. """
+than there."""
 
 from collections import deque
 from collections.abc import Sequence

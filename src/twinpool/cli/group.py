@@ -21,7 +21,7 @@ COMMANDS = {
     "bench": "Measure any OpenAI-compatible service under load, as its clients feel it",
     "check": "Judge any service by two indicators: is it fit, and would disaggregation help?",
     "compare": "Serve the same traffic colocated, disaggregated and balanced: what helps here, and what it costs",
-    "profile": "Measure what a live engine takes for its work, for simulate and plan",
+    "profile": "Measure what a live engine takes for its work",
     "simulate": "Run a scenario in virtual time, with the decisions of the gateway",
     "plan": "Choose a split of workers, or none, for a trace of requests",
     "replay": "Feed a recorded journal to a fresh controller and compare",

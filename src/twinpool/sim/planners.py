@@ -2,7 +2,7 @@
 
 It sees what such a planner can scrape: the workers as the gateway knows them, how many requests wait, and what became of
 those that ended. Nothing of this is the project's own way of balancing; it is here so that others' ways can be played beside
-it. """
+it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
