@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinpool.config import Objectives
 from twinpool.core.model import Role
@@ -36,6 +36,13 @@ FIGURES = (
     ("output tokens a second", "throughput_output_tok_s"),
 )
 WITHIN = 0.10
+
+
+class Row(NamedTuple):
+    fleet: str
+    figure: str
+    live: float | None
+    simulated: float | None
 
 
 @contextmanager
@@ -93,7 +100,7 @@ def at(tree: dict[str, Any], key: str) -> float | None:
     value: Any = tree
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return None if value is None else float(value)
 
 
 def main() -> None:
@@ -114,18 +121,17 @@ def main() -> None:
         rows = []
         for fleet in FLEETS:
             served, played = live(fleet, options), simulated(fleet, profile, options)
-            for name, key in FIGURES:
-                rows.append({"fleet": fleet, "figure": name, "live": at(served, key), "simulated": at(played, key)})
+            rows += [Row(fleet, name, at(served, key), at(played, key)) for name, key in FIGURES]
     print(f"{'':<12} {'':<24} {'live':>9} {'simulated':>9}   off")
     for row in rows:
-        if row["live"] is None or row["simulated"] is None:
-            print(f"{row['fleet']:<12} {row['figure']:<24} {'-':>9} {'-':>9}")
+        if row.live is None or row.simulated is None:
+            print(f"{row.fleet:<12} {row.figure:<24} {'-':>9} {'-':>9}")
             continue
-        off = row["simulated"] / row["live"] - 1 if row["live"] else 0.0
+        off = row.simulated / row.live - 1 if row.live else 0.0
         mark = "" if abs(off) <= WITHIN else "  over 10 %"
-        print(f"{row['fleet']:<12} {row['figure']:<24} {row['live']:>9.3f} {row['simulated']:>9.3f} {off:>+6.0%}{mark}")
+        print(f"{row.fleet:<12} {row.figure:<24} {row.live:>9.3f} {row.simulated:>9.3f} {off:>+6.0%}{mark}")
     if options.json:
-        options.json.write_text(json.dumps(rows))
+        options.json.write_text(json.dumps([row._asdict() for row in rows]))
 
 
 if __name__ == "__main__":
