@@ -1,10 +1,10 @@
 """A wrong answer under HTTP 200, and how it does not come about: the same two stock vLLM engines behind two routers.
 
-    P, reads prompts ◄────── vllm-router | Twinpool ───── 10 s late ─────► D, writes answers
-    │  its lease on the KV ends after 6 s; other prompts are read into that memory      ▲
-    └─────────────────────────── KV, whatever it is by then ────────────────────────────┘
+    P, reads prompts ◄────── vllm-router | Twinpool ─────── late ───────► D, writes answers
+    │  its lease on the KV ends after 6 s; other prompts are read into that memory     ▲
+    └────────────────────────── KV, whatever it is by then ────────────────────────────┘
 
-No engine is changed and none fails: the decode leg is late, as on a busy network or behind a slow first handshake. Prints what
+No engine is changed and none fails: one decode leg is late, as on a busy network or behind a slow first handshake. Prints what
 one engine alone answers, what the client of each router got, what P counted, and what Twinpool's journal says.
 
     python -m demos.corruption [--json FILE]
@@ -15,7 +15,6 @@ import contextlib
 import json
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,8 @@ import msgspec
 from tests.live import prompts
 from tests.live.waiting import until
 from tests.vllm import environment
-from tests.vllm.engine import BLOCK_TOKENS, BLOCKS, MODEL, Engine, ask, free_ports, two_engines
+from tests.vllm.engine import MODEL, Engine, ask, free_ports, two_engines
+from tests.vllm.late import arrive_late
 from tests.vllm.relay import Relay, relay
 from tests.vllm.service import Front, front
 
@@ -36,9 +36,7 @@ from twinpool.core import events as on
 from twinpool.core.journal import Step
 
 LEASE_S = 6
-LATE_S = 10.0
 QUESTION_TOKENS = 300  # more than one block of KV
-OTHER_TOKENS = 750  # of each prompt that P reads meanwhile
 ROUTER_START_S = 120.0
 
 
@@ -50,6 +48,7 @@ class Arm:
     right: str
     status: int = 0
     answer: str = ""
+    decode_leg_late_by_s: float = 0.0
     took_s: float = 0.0
     leases_ended: int = 0
     read_after_the_end: int = 0
@@ -88,7 +87,7 @@ def behind_twinpool(folder: Path, prefill: Engine, decode: Engine) -> Arm:
 
 
 def put_to_the_test(router: str, url: str, network: Relay, prefill: Engine) -> Arm:
-    """One question whose decode leg is late, while P reads prompts of others."""
+    """One question whose decode leg is late."""
     print(f"Asking {router}")
     warm = {"messages": [{"role": "user", "content": prompts.text(20)}], "max_tokens": 4}
     status, answer = chat(url, warm)  # the pair shakes hands, so that lateness is the network's alone
@@ -97,18 +96,13 @@ def put_to_the_test(router: str, url: str, network: Relay, prefill: Engine) -> A
     _, right = chat(prefill.url, question | {"cache_salt": "asked of one engine alone"})
     arm = Arm(router, right=text_of(right))
     ended, late = counted(prefill)
-    is_answered = threading.Event()
-    network.delay(LATE_S)
-    with ThreadPoolExecutor(1) as others:
-        reading = others.submit(keep_reading, prefill, is_answered)
+    with ThreadPoolExecutor(1) as clients:
         began = time.monotonic()
-        try:
-            arm.status, answer = chat(url, question)
-        finally:
-            arm.took_s = round(time.monotonic() - began, 1)
-            is_answered.set()
-            network.delay(0.0)
-        reading.result()
+        asking = clients.submit(chat, url, question)
+        arrive_late(network, prefill)
+        arm.decode_leg_late_by_s = round(time.monotonic() - began, 1)
+        arm.status, answer = asking.result()
+        arm.took_s = round(time.monotonic() - began, 1)
     arm.answer = text_of(answer) if arm.status == 200 else json.dumps(answer)
     # An engine that holds nothing sleeps, and looks at what its readers told it when the next prompt comes.
     chat(prefill.url, warm)
@@ -134,16 +128,6 @@ def chat(url: str, fields: dict[str, Any]) -> tuple[int, Any]:
 def text_of(answer: dict[str, Any]) -> str:
     text: str = answer["choices"][0]["message"]["content"]
     return text
-
-
-def keep_reading(prefill: Engine, is_answered: threading.Event) -> None:
-    """Prompts of others, each new, until all of P's memory was used anew and the question is answered."""
-    read = 0
-    while read < BLOCKS * BLOCK_TOKENS or not is_answered.is_set():
-        body = {"model": MODEL, "prompt": prompts.tokens(OTHER_TOKENS), "max_tokens": 1}
-        status, answer = ask(f"{prefill.url}/v1/completions", body)
-        assert status == 200, answer
-        read += OTHER_TOKENS
 
 
 def counted(prefill: Engine) -> tuple[float, float]:
@@ -182,7 +166,7 @@ def _is_of(request: str, command: do.Command) -> bool:
 
 def show(arm: Arm) -> None:
     verdict = "right" if arm.answer == arm.right else "WRONG"
-    print(f"\n{arm.router}: HTTP {arm.status} after {arm.took_s} s, {verdict}")
+    print(f"\n{arm.router}: HTTP {arm.status}, {verdict}")
     print(f"  one engine alone  {arm.right!r}")
     print(f"  its client got    {arm.answer!r}")
     print(f"  P counted         {arm.leases_ended} leases ended, {arm.read_after_the_end} reads after the end")

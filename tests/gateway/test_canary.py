@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tests.gateway.house import COMPLETIONS, House, house, told, until
 
-from twinpool.config import Declared, Routing
+from twinpool.config import Declared, Routing, Timeouts
 from twinpool.engines.scripted import Default, Recorded, Reply, Script
 from twinpool.gateway.canary import _check_reach, _FailedError
 
@@ -145,6 +145,22 @@ async def test_what_nobody_tells_is_not_taken_for_arrival() -> None:
         assert "shows whether KV moved" in why or "read the prompt itself" in why
 
 
+async def test_an_embedded_worker_that_hangs_is_waited_for_as_for_a_clients_answer() -> None:
+    """It shakes no hands; and until its canary has ended, neither of the two could prove itself to others."""
+    quick = Timeouts(first_byte_s=0.2)
+    async with house(prefill=Script(lease_s=1.0), decode=1, timeouts=quick, routing=Routing(pair_strikes=1)) as h:
+        h.d.script.replies.append(Reply.error(500))
+        h.d.script.on_request = lambda recorded: Reply.hang() if recorded in canaries(h) else None
+        assert (await h.chat("n1")).text == told("n1")
+        await h.aside()
+        await until(lambda: len(canaries(h)) == 1)
+        await until(lambda: not h.pair().canary)
+        await until(lambda: h.d.running == 0)
+        assert await h.metric("twinpool_canaries_total", outcome="not_proved") == 1, "a handoff that hangs has failed"
+        h.d.script.on_request = None
+        await h.proved()
+
+
 @pytest.mark.parametrize("where", ["prefill", "decode"])
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_engine_says_nothing_of_the_pair(where: str, status: int) -> None:
@@ -172,6 +188,16 @@ async def test_a_canary_under_way_ends_with_the_gateway() -> None:
         await asyncio.wait_for(h.gateway.close(), 10)
         h.is_closed = True
         await until(lambda: h.d.running == 0)
+
+
+async def test_a_canary_that_waits_for_a_count_ends_with_the_gateway() -> None:
+    """The probes' connections close with it, and are asked no more."""
+    async with stock(decode=Script(metrics={"vllm:nixl_bytes_transferred_sum": 0.0})) as h:
+        await until(lambda: len(canaries(h)) == 1 and h.d.running == 0 and h.pair().canary)
+        scrapes = h.d.pages["/metrics"]
+        await until(lambda: h.d.pages["/metrics"] > scrapes + 2)
+        await h.gateway.close()
+        h.is_closed = True
 
 
 async def test_a_canary_to_an_engine_that_restarts_meanwhile_is_followed_by_another() -> None:

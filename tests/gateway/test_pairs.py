@@ -261,7 +261,6 @@ async def test_a_thousand_clients_that_leave_at_any_moment_leave_nothing(stream:
         routing=Routing(lease_margin_s=0.05),
     ) as h:
         await h.proved()
-        peaks: list[int] = []
 
         async def one(n: int) -> None:
             async with await h.connect() as wire:
@@ -273,11 +272,9 @@ async def test_a_thousand_clients_that_leave_at_any_moment_leave_nothing(stream:
 
         for batch in range(0, CLIENTS, 10):
             await asyncio.gather(*(one(n) for n in range(batch, batch + 10)))
-            peaks.append(sum(h.handles().values()))
         await h.settle()
         assert h.handles() == {}
         assert h.p.ledger.held == 0
-        assert max(peaks[len(peaks) // 2 :]) <= 2 * max(10, *peaks[: len(peaks) // 2]), "it does not grow"
         presented = h.presented()
         assert len(set(presented)) == len(presented), "each at most once"
 

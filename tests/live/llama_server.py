@@ -1,5 +1,5 @@
-"""``python llama_server.py MODEL PORT CORE``: llama.cpp's own HTTP server with its own defaults and four slots, as anyone
-runs it. Prints a line when it answers, and ends with its standard input."""
+"""``python llama_server.py MODEL PORT CORE``: llama.cpp's own HTTP server with its own defaults and four slots, as anyone runs
+it. Prints a line when it answers, and ends with its standard input."""
 
 import os
 import sys

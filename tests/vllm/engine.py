@@ -22,10 +22,10 @@ START_S = 400.0  # 40 to 60 s on two idle cores; two at once on a busy machine t
 ANSWER_S = 300.0  # the first prompt after a start takes a minute on a busy machine
 
 BLOCK_TOKENS = 128  # vLLM's own choice on a CPU
-BLOCKS = 48
+BLOCKS = 32
 """Few, so that memory that was freed is soon used again, and what is held shows."""
-CONTEXT_TOKENS = 4096
-STEP_TOKENS = 512  # longer prompts take several steps: an engine says what it does at the end of each
+CONTEXT_TOKENS = 2048
+STEP_TOKENS = 256  # longer prompts take several steps: an engine says what it does at the end of each
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Everything else (probes, prefills, answers) passes as it comes. ::
 
-    router ──decode leg──► relay ···held, or late by `delay_s`···► engine
+    router ──decode leg──► relay ···held until `let_go`···► engine
 """
 
 import socket
@@ -22,11 +22,8 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open = threading.Event()
         self._open.set()
-        self._closing = threading.Event()
-        self._delay_s = 0.0
-        self._next_delay_s = 0.0
         self.held = 0
-        """Decode legs that have come so far and were held back or delayed."""
+        """Decode legs that have come so far and were held back."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -40,16 +37,7 @@ class Relay:
     def let_go(self) -> None:
         self._open.set()
 
-    def delay(self, seconds: float) -> None:
-        """Let each decode leg wait that long; 0 ends it."""
-        self._delay_s = seconds
-
-    def delay_next(self, seconds: float) -> None:
-        """Let the next decode leg wait that long, and no other."""
-        self._next_delay_s = seconds
-
     def close(self) -> None:
-        self._closing.set()
         self._open.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `accept`
         self._listener.close()
@@ -86,12 +74,9 @@ class Relay:
 
     def _wait(self, source: socket.socket) -> bool:
         """Whether the leg may go on: not when whoever sent it has gone meanwhile."""
-        delay_s, self._next_delay_s = self._next_delay_s or self._delay_s, 0.0
-        if self._open.is_set() and not delay_s:
+        if self._open.is_set():
             return True
         self.held += 1
-        if delay_s:
-            self._closing.wait(delay_s)
         self._open.wait()
         source.setblocking(False)
         try:

@@ -51,7 +51,7 @@ def test_a_client_that_leaves_while_its_prompt_is_read(service: Front) -> None:
     """The prefill is broken off: no handle comes to be, nothing is held."""
     prefill, _ = pair(service)
     expired = prefill.expired()
-    with asking(service, 1500):
+    with asking(service, 1200):
         until(lambda: prefill.scrape().total("vllm:num_requests_running") > 0, within_s=30)
     until(prefill.is_idle, within_s=SEEN_S)
     assert prefill.expired() == expired

@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -22,7 +23,7 @@ from twinpool.http1 import Pool
 from twinpool.measure.blocks import Recorder, Window
 from twinpool.measure.indicators import FEWEST_WINDOWS, Indicators, Judged, Limits, judge, use_of
 from twinpool.measure.interference import Interference, judge_interference
-from twinpool.measure.report import Tallied, figures_of, ratio_interval, report_of
+from twinpool.measure.report import Tallied, figures_of, ratio_intervals, report_of
 
 EXITS = {"pass": 0, "fail": 1, "unknown": 2}
 
@@ -56,7 +57,13 @@ class Checked:
 
 
 async def check_one(
-    pool: Pool, target: Target, asked: Asked, *, enough_long: int = ENOUGH_LONG, show: Callable[[Seen], None] | None = None
+    pool: Pool,
+    target: Target,
+    asked: Asked,
+    *,
+    enough_long: int = ENOUGH_LONG,
+    enough_windows: int = FEWEST_WINDOWS,
+    show: Callable[[Seen], None] | None = None,
 ) -> Checked:
     """Probe a service. It goes on until the use at the peak is known, where it can be, or its time is over."""
     prepared = await prepare(pool, target, asked.model, timeout_s=asked.timeout_s, needs_usage=False)
@@ -72,7 +79,7 @@ async def check_one(
         long_prompt_tokens=asked.objectives.long_prompt_tokens,
         duration_s=asked.duration_s,
         timeout_s=asked.timeout_s,
-        knows_enough=lambda answered: answered >= enough_long and (not watch.can_see or len(watch.windows) >= FEWEST_WINDOWS),
+        knows_enough=lambda answered: answered >= enough_long and (not watch.can_see or len(watch.windows) >= enough_windows),
         show=show,
     )
     async with beside(watch.run if watch.can_see else None):
@@ -215,14 +222,15 @@ def compare_two(first: Checked, second: Checked, asked: Asked) -> dict[str, Any]
     tallied = [_tallied(checked, asked.objectives) for checked in (first, second)]
     found: dict[str, Any] = {"intervals": {}}
     for key, length_class, figure, part in _COMPARED:
-        value, interval = ratio_interval(
-            tallied[1][length_class],
-            tallied[0][length_class],
-            lambda figures, figure=figure, part=part: (figures[figure] or {}).get(part),  # type: ignore[misc]
-            Random(asked.seed),  # noqa: S311
-        )
+        figures = {key: partial(_part, figure=figure, part=part)}
+        rng = Random(asked.seed)  # noqa: S311  # repeatable, not secret
+        value, interval = ratio_intervals(tallied[1][length_class], tallied[0][length_class], figures, rng)[key]
         found[key], found["intervals"][key] = value, list(interval) if interval else None
     return found
+
+
+def _part(figures: dict[str, Any], *, figure: str, part: str) -> float | None:
+    return (figures[figure] or {}).get(part)
 
 
 def _tallied(checked: Checked, objectives: Objectives) -> dict[str, Tallied]:

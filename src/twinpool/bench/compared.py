@@ -12,7 +12,7 @@ from twinpool.bench.run import Measured, indicators_of, report, warnings_of
 from twinpool.bench.words import change, rate, ratio, seconds
 from twinpool.config import Objectives
 from twinpool.measure.indicators import Limits, UnitCosts, judge, useful_work_ratio
-from twinpool.measure.report import Tallied, ratio_interval, report_of
+from twinpool.measure.report import Tallied, ratio_intervals, report_of
 from twinpool.workload.mixes import AnyTraffic
 
 BATCHES = (128, 256, 512)
@@ -145,10 +145,11 @@ _CHANGES: Mapping[str, tuple[str, Callable[[dict[str, Any]], float | None]]] = {
 
 def _change(arm: Mapping[str, Tallied], base: Mapping[str, Tallied], seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"intervals": {}}
-    for key, (of, figure) in _CHANGES.items():
-        value, interval = ratio_interval(arm[of], base[of], figure, Random(seed))  # noqa: S311
-        found[key] = value
-        found["intervals"][key] = list(interval) if interval else None
+    for length_class in ("all", "long"):
+        figures = {key: figure for key, (of, figure) in _CHANGES.items() if of == length_class}
+        rng = Random(seed)  # noqa: S311  # repeatable, not secret
+        for key, (value, interval) in ratio_intervals(arm[length_class], base[length_class], figures, rng).items():
+            found[key], found["intervals"][key] = value, list(interval) if interval else None
     return found
 
 
@@ -173,7 +174,7 @@ def recommendation(changes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     ]
     if calmer:
         arm = min(calmer, key=lambda name: changes[name]["itl_worst_p99_ratio"])
-        return arm, f"the same goodput and TTFT, worst gaps {change(changes[arm]['itl_worst_p99_ratio'])}"
+        return arm, f"goodput and TTFT no worse for sure, worst gaps {change(changes[arm]['itl_worst_p99_ratio'])}"
     return "colocated", "nothing else was surely better, and one pool is simpler"
 
 
@@ -210,6 +211,11 @@ def words(arms: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], wan
             if items
         ]
         said.append(f"{arm.capitalize()} against colocated: {'; '.join(parts) or 'nothing to compare'}.")
+    if not any(found["goodput_req_s"] for found in arms.values()):
+        said.append(
+            "No arm met the objectives: it is more traffic than these workers can serve, or the objectives are too tight."
+        )
+
     failed = {arm: found["failed"] for arm, found in arms.items() if found["failed"]}
     if failed:
         said.append("Failed: " + ", ".join(f"{count} of {arms[arm]['requests']} {arm}" for arm, count in failed.items()) + ".")

@@ -14,6 +14,7 @@ every engine, so it takes nothing but the standard library.
 
 import ctypes
 import json
+import math
 import os
 import select
 import signal
@@ -28,7 +29,7 @@ from urllib.parse import urlsplit
 
 HEALTH_INTERVAL_S = 0.5  # an engine takes a minute to start
 HEALTH_TIMEOUT_S = 2.0
-TRACKERS_S = 3.0  # a tracker removes a handful of files
+TRACKERS_S = 3.0  # once nothing else is left: a tracker removes a handful of files
 SWEEP_INTERVAL_S = 0.02
 PORT_TAKEN = 98  # EADDRINUSE
 
@@ -132,12 +133,13 @@ def _sweep() -> None:
     Python's resource trackers are not killed at first: they end by themselves once the others have, and remove what those left
     in shared memory, hundreds of MB an engine.
     """
-    deadline = time.monotonic() + TRACKERS_S
+    alone_since = math.inf  # the memory of the others takes seconds to be given back, and only then a tracker begins
     while children := _children():
-        for pid in children:
-            if not _is_tracker(pid) or time.monotonic() > deadline:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        others = [pid for pid in children if not _is_tracker(pid)]
+        alone_since = math.inf if others else min(alone_since, time.monotonic())
+        for pid in others if time.monotonic() < alone_since + TRACKERS_S else children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         _reap()
         time.sleep(SWEEP_INTERVAL_S)
 

@@ -164,6 +164,7 @@ class Gateway:
             drain_s = self._config.server.drain_s
             await self._driver.drain(drain_s)
             await self._server.close(drain_s=1.0)
+        await self._driver.ask_no_more()
         await self._members.close()
         await self._driver.close()
         await self._pool.close()

@@ -18,11 +18,12 @@ from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
 from twinpool.core.lifecycle import PairState
-from twinpool.core.model import Leg, Usage
+from twinpool.core.model import Failure, Leg, Usage
 from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
 from twinpool.gateway.access_log import AccessLog
+from twinpool.gateway.cache_epochs import CacheEpochs
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.canary import Canaries
 from twinpool.gateway.guard import Guard, Histories, Scrape
@@ -88,6 +89,7 @@ class Driver:
         self._journal = journal
         self._access_log = access_log
         self._guard = Guard(self.histories, self._scrape)
+        self.cache_epochs = CacheEpochs(controller.rules.lease_margin_s, lambda news: self.say(news))
         self._canaries = Canaries(pool, controller.rules, timeouts, self.feed, self._scrape)
         self._releases = Releases(pool, timeouts.release_s, self.feed)
         self._legs = Legs(pool, timeouts, self.feed, self._releases.start, expose_route=expose_route)
@@ -155,11 +157,16 @@ class Driver:
         except TimeoutError:
             self._give_up()
 
-    async def close(self) -> None:
-        """End what is left: legs, releases, the timer, the journal."""
+    async def ask_no_more(self) -> None:
+        """End what scrapes engines, before those who do that for it are closed."""
         self._give_up()
         await self._canaries.close()
+        self.cache_epochs.close()
         await self._guard.close()
+
+    async def close(self) -> None:
+        """End what is left: legs, releases, the timer, the journal."""
+        await self.ask_no_more()
         await self._releases.close()
         await self._legs.close()
         if self._timer is not None:  # the releases' ends may have set it anew
@@ -180,6 +187,7 @@ class Driver:
     # The loop
 
     def _step(self, event: on.Event) -> None:
+        self._judge_cache(event)  # before another leg goes to the same engine
         commands = self.controller.handle(event)
         if self._journal is not None:
             self._journal.write(event, commands)
@@ -216,7 +224,7 @@ class Driver:
     def _send_prefill(self, command: do.SendPrefill) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="disaggregated", sent=monotonic(), prefill=command.worker)
-        self._legs.start_prefill(request, self._origins[command.worker])
+        self._legs.start_prefill(request, self._place(command.worker))
         self.metrics.indicators.leg_runs(request.legs[Leg.PREFILL], command.worker)
 
     def _send_decode(self, command: do.SendDecode) -> None:
@@ -225,6 +233,7 @@ class Driver:
         doubt = None
         if command.trusted_until is not None and request.prefilled is not None:
             doubt = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
+            request.watch = self.cache_epochs.watch(command.worker, doubt, command.trusted_until)
         self._legs.start_decode(request, self._place(command.worker), doubt)
         self.metrics.indicators.leg_runs(request.legs[Leg.DECODE], command.worker)
 
@@ -235,7 +244,7 @@ class Driver:
         self.metrics.indicators.leg_runs(request.legs[Leg.WHOLE], command.worker)
 
     def _place(self, worker: str) -> Place:
-        return Place(self.controller.cluster[worker].facts, self._origins[worker])
+        return Place(self.controller.cluster[worker].facts, self._origins[worker], self.cache_epochs.salt_of(worker))
 
     def _break_leg(self, command: do.BreakLeg) -> None:
         request = self._requests.get(command.request)
@@ -246,6 +255,8 @@ class Driver:
         request = self._requests.get(command.request)
         if request is not None:
             self._legs.cancel(request, command.leg)
+            if command.leg is Leg.DECODE and request.watch is not None:
+                request.watch.ended(monotonic())
 
     def _release_handle(self, command: do.ReleaseHandle) -> None:
         request = self._requests[command.request]
@@ -288,6 +299,26 @@ class Driver:
     def _record_pair(self, command: do.RecordPair) -> None:
         self.metrics.pair_changed(command.state)
         self.say(_news_of(command))
+
+    # What engines cache
+
+    def _judge_cache(self, event: on.Event) -> None:
+        """Whether the decode engine of this request may go on using what it has cached."""
+        if not isinstance(event, on.FirstTokenArrived | on.RequestFinished | on.LegFailed | on.ClientLeft):
+            return
+        request = self._requests.get(event.request)
+        if request is None or request.watch is None:
+            return
+        if isinstance(event, on.ClientLeft):
+            request.watch.ended(event.at)
+        elif event.attempt == request.attempt:
+            if not isinstance(event, on.LegFailed):
+                request.watch.believed()
+            elif event.failure is Failure.SUSPECT:
+                request.watch.believed()  # there is nothing left to look for
+                self.cache_epochs.begin_anew(request.decode)
+            else:
+                request.watch.ended(event.at)
 
     # Ends
 

@@ -23,7 +23,7 @@ from twinpool.gateway.place import Place
 from twinpool.gateway.relay import ContinuedAnswer, Doubt, EngineError, LegEnd, Mend, StreamedAnswer, WholeAnswer
 from twinpool.gateway.usage import prefill_cached
 from twinpool.handoff import nixl
-from twinpool.handoff.body import CONTINUE_FIELD, put_together
+from twinpool.handoff.body import CONTINUE_FIELD, put_together, salted
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
 
 
@@ -47,8 +47,8 @@ class Legs:
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start_prefill(self, request: ClientRequest, worker: Origin) -> None:
-        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker))
+    def start_prefill(self, request: ClientRequest, place: Place) -> None:
+        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, place))
 
     def start_decode(self, request: ClientRequest, place: Place, doubt: Doubt | None) -> None:
         """The handle of this attempt goes with it: it is presented once, whatever comes of it. `doubt`: what must be found
@@ -77,7 +77,7 @@ class Legs:
     def _start_answer(
         self, request: ClientRequest, leg: Leg, place: Place, handle: msgspec.Raw | None, doubt: Doubt | None
     ) -> None:
-        fields: dict[str, msgspec.Raw | bytes] = dict(request.call.fields)
+        fields: dict[str, msgspec.Raw | bytes] = dict(salted(request.call.fields, place.salt))
         answer: WholeAnswer | StreamedAnswer
         mends: list[Mend] = []
         if not place.facts.vouches:
@@ -108,8 +108,9 @@ class Legs:
 
     # The prefill leg
 
-    async def _prefill(self, request: ClientRequest, attempt: int, worker: Origin) -> None:
-        body, path = nixl.prefill_body(request.call.fields), PATHS[request.call.endpoint]
+    async def _prefill(self, request: ClientRequest, attempt: int, place: Place) -> None:
+        worker, path = place.origin, PATHS[request.call.endpoint]
+        body = nixl.prefill_body(salted(request.call.fields, place.salt))
         try:
             answer = await self._pool.fetch(
                 worker,

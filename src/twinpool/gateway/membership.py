@@ -128,6 +128,7 @@ class Membership:
         if member is not None and member.task is not None:
             member.task.cancel()
         self._driver.histories.forget(worker)
+        self._driver.cache_epochs.forget(worker)
         self._driver.feed(on.WorkerRemoved(at=monotonic(), worker=worker))
         self._on_change()
 

@@ -1,4 +1,4 @@
-"""A worker, and where it listens."""
+"""A worker, where it listens, and which of its cached prompts may be used."""
 
 from typing import NamedTuple
 
@@ -9,3 +9,4 @@ from twinpool.http1 import Origin
 class Place(NamedTuple):
     facts: WorkerFacts
     origin: Origin
+    salt: str | None = None  # see `cache_epochs`

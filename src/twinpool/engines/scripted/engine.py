@@ -71,7 +71,7 @@ class ScriptedEngine:
         self.pulls = 0
         self.pulled_bytes = 0
         self.pulled_s = 0.0
-        self.seen_prompts: set[str] = set()
+        self.cached: dict[tuple[str | None, str], bool] = {}  # by salt and prompt: whether what it has of it is garbage
         self.noticed_late_reads = 0
         self.failed_transfers = 0
         self._ids = 0

@@ -128,7 +128,8 @@ class Script:
     cache_dtype: str = "auto"
     loras: dict[str, str] = field(default_factory=dict)  # adapters, and what each stands on
     disaggregation_mode: Literal["null", "prefill", "decode"] = "null"  # as SGLang
-    caches_prompts: bool = False  # as decode: a prompt that it has seen is not pulled again
+    caches_prompts: bool = False
+    """A prompt that it has seen under the same `cache_salt` is not pulled again, and answered from what was pulled then."""
     slots: int = 256  # what it says; not kept to
     tells_handoff: bool = True  # when embedded: seconds and bytes of a handoff, in the head of the answer
 
