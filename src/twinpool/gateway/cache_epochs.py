@@ -24,13 +24,19 @@ _COUNTED_S = 1.0  # after the end of a lease, until an engine has said so in its
 class Watch:
     """Over one decode leg whose answer is not judged yet."""
 
-    def __init__(self, timer: asyncio.TimerHandle, trusted_until: float) -> None:
+    def __init__(self, timer: asyncio.TimerHandle, trusted_until: float, begin_anew: Callable[[], None]) -> None:
         self._timer = timer
         self._trusted_until = trusted_until
+        self._begin_anew = begin_anew
 
     def believed(self) -> None:
         """Its first token may be believed, and so may what the engine has cached."""
         self._timer.cancel()
+
+    def doubted(self) -> None:
+        """It cannot be believed, and what the engine has cached of it must not be used."""
+        self._timer.cancel()
+        self._begin_anew()
 
     def ended(self, at: float) -> None:
         """It ended without having been judged. If the lease still ran then, all was read in time, or nothing was."""
@@ -67,9 +73,15 @@ class CacheEpochs:
     def watch(self, worker: str, doubt: Doubt, trusted_until: float) -> Watch:
         """Ask, soon after the lease's end, whether it ended unread; unless the leg is judged before."""
 
+        salt = self.salt_of(worker)
+
+        def begin_anew() -> None:
+            if self.salt_of(worker) == salt:  # else what the leg has cached is of an earlier epoch already
+                self.begin_anew(worker)
+
         def then(may_be_believed: bool) -> None:
             if not may_be_believed:
-                self.begin_anew(worker)
+                begin_anew()
 
         def look() -> None:
             if not self._is_closed:
@@ -77,4 +89,4 @@ class CacheEpochs:
 
         wait_s = trusted_until + self._margin_s + _COUNTED_S - monotonic()
         timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), look)
-        return Watch(timer, trusted_until)
+        return Watch(timer, trusted_until, begin_anew)

@@ -315,8 +315,7 @@ class Driver:
             if not isinstance(event, on.LegFailed):
                 request.watch.believed()
             elif event.failure is Failure.SUSPECT:
-                request.watch.believed()  # there is nothing left to look for
-                self.cache_epochs.begin_anew(request.decode)
+                request.watch.doubted()
             else:
                 request.watch.ended(event.at)
 
