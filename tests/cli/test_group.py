@@ -19,7 +19,7 @@ def test_help_names_every_command_with_its_help() -> None:
     assert code == 0
     for name, text in COMMANDS.items():
         assert f"{name}  " in out
-        assert text in " ".join(out.split())  # a terminal of 80 columns breaks the longer ones
+        assert text in out
 
 
 def test_help_imports_no_command() -> None:
