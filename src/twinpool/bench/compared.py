@@ -212,9 +212,7 @@ def words(arms: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], wan
         ]
         said.append(f"{arm.capitalize()} against colocated: {'; '.join(parts) or 'nothing to compare'}.")
     if not any(found["goodput_req_s"] for found in arms.values()):
-        said.append(
-            "No arm met the objectives: it is more traffic than these workers can serve, or the objectives are too tight."
-        )
+        said.append("No arm met the objectives: more traffic than these workers can serve, or objectives that are too tight.")
 
     failed = {arm: found["failed"] for arm, found in arms.items() if found["failed"]}
     if failed:
