@@ -22,7 +22,7 @@ test: setup vllm-env  ## every test, real engines included
 	$(BIN)/python -m pytest
 
 test-vllm: setup vllm-env  ## those of two real vLLM engines alone, in twelve minutes at most
-	timeout 720 $(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m vllm --session-timeout 720
 
 vllm-env: setup       ## stock vLLM for this processor, outside this folder, once a machine; says so where it cannot run
 	$(BIN)/python -m tests.vllm.environment

@@ -150,6 +150,7 @@ async def test_use_is_read_from_the_service_s_own_page(engine: ScriptedEngine) -
     assert [window.busy_ratio for window in seen.windows] == [pytest.approx(1.0, abs=0.11)]
 
 
+@pytest.mark.timeout(180)
 async def test_two_services_are_compared_with_intervals(engine: ScriptedEngine) -> None:
     """The second reads three times as long."""
     async with ScriptedEngine() as other:

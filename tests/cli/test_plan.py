@@ -10,7 +10,7 @@ HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["plan", *arguments, "--profile", "llama-3.1-8b-h100-tp1"])
+    return CliRunner().invoke(cli, ["plan", *arguments, "--profile", "llama-3.1-8b-h100-tp1", "--sample", "6"])
 
 
 @pytest.fixture

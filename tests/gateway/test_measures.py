@@ -29,13 +29,13 @@ async def test_the_parts_of_the_ttft_are_what_each_took_and_add_up(tells: bool) 
         assert ttft == pytest.approx(seen_s, abs=0.03)
         slack_s = seen_s - 0.22 + 0.01  # what this machine added, wherever
         assert parts["queue"] < slack_s
-        assert 0.12 <= parts["prefill"] < 0.12 + slack_s
+        assert 0.119 <= parts["prefill"] < 0.12 + slack_s  # timers round
         if tells:
-            assert 0.04 <= parts["handoff"] < 0.04 + slack_s
-            assert 0.06 <= parts["first_decode"] < 0.06 + slack_s
+            assert 0.039 <= parts["handoff"] < 0.04 + slack_s
+            assert 0.059 <= parts["first_decode"] < 0.06 + slack_s
             assert parts["handoff_and_first_decode"] == 0
         else:
-            assert 0.10 <= parts["handoff_and_first_decode"] < 0.10 + slack_s
+            assert 0.099 <= parts["handoff_and_first_decode"] < 0.10 + slack_s
             assert parts["handoff"] == parts["first_decode"] == 0
 
 

@@ -18,11 +18,12 @@ def engine() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.timeout(160)
 @pytest.mark.parametrize(
     ("options", "code", "verdict"), [((), 2, "unknown"), (("--ttft-limit", "0.05"), 1, "fail")], ids=["unknown", "fail"]
 )
 def test_the_exit_code_is_the_verdict(engine: str, options: tuple[str, ...], code: int, verdict: str) -> None:
-    found = run("check", engine, *QUICK, *options, "--json")
+    found = run("check", engine, *QUICK, *options, "--json", timeout_s=150)
     assert found.returncode == code, found.stderr
     result = json.loads(found.stdout)
     assert (result["verdict"], result["exit_code"]) == (verdict, code)

@@ -71,7 +71,7 @@ def test_the_page_stands_alone_and_says_the_same(three: Plan) -> None:
 
 
 def test_more_than_they_carry_is_no_plan() -> None:
-    found = plan(trace(60), Fleet(PROFILE, 2, OBJECTIVES))
+    found = plan(trace(30, 20), Fleet(PROFILE, 2, OBJECTIVES))
     assert found.choice == "none"
     assert "workers would do" in found.recommendation
 

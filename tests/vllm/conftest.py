@@ -8,8 +8,8 @@ from tests.vllm import environment
 from tests.vllm.engine import Engine, two_engines
 from tests.vllm.service import Front, front
 
-LEASE_S = 15
-"""Long enough for a handoff on a busy machine, short enough to wait for its end."""
+LEASE_S = 30
+"""vLLM's own default: a canary on a busy machine takes half of it."""
 
 
 @pytest.fixture(scope="session")

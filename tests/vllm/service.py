@@ -14,7 +14,7 @@ from tests.live.waiting import until
 from tests.vllm.engine import MODEL, Engine, ask
 from tests.vllm.relay import Relay, relay
 
-PROVED_S = 120.0  # the first handshake of a pair takes seconds; on a busy machine its canary is late, and another one flies
+PROVED_S = 240.0  # the first handshake of a pair takes seconds; on a busy machine its canary is late, and another one flies
 
 
 @dataclass(frozen=True)

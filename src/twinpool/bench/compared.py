@@ -174,7 +174,7 @@ def recommendation(changes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     ]
     if calmer:
         arm = min(calmer, key=lambda name: changes[name]["itl_worst_p99_ratio"])
-        return arm, f"the same goodput and TTFT, worst gaps {change(changes[arm]['itl_worst_p99_ratio'])}"
+        return arm, f"goodput and TTFT no worse for sure, worst gaps {change(changes[arm]['itl_worst_p99_ratio'])}"
     return "colocated", "nothing else was surely better, and one pool is simpler"
 
 
@@ -211,6 +211,9 @@ def words(arms: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], wan
             if items
         ]
         said.append(f"{arm.capitalize()} against colocated: {'; '.join(parts) or 'nothing to compare'}.")
+    if not any(found["goodput_req_s"] for found in arms.values()):
+        said.append("No arm met the objectives: more traffic than these workers can serve, or objectives that are too tight.")
+
     failed = {arm: found["failed"] for arm, found in arms.items() if found["failed"]}
     if failed:
         said.append("Failed: " + ", ".join(f"{count} of {arms[arm]['requests']} {arm}" for arm, count in failed.items()) + ".")

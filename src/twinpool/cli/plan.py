@@ -23,6 +23,14 @@ NOT_FEASIBLE = 1
 @click.option(
     "--rate-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Of the trace's rate."
 )
+@click.option(
+    "--sample",
+    "sample_s",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds to play at the highest rate.",
+)
 @click.option("--price", type=click.FloatRange(min=0), help="Of one worker and hour, for the cost of a million tokens.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with pictures.")
@@ -35,6 +43,7 @@ def command(
     slo_ttft: float,
     slo_itl: float,
     rate_scale: float,
+    sample_s: float,
     price: float | None,
     as_json: bool,
     html: Path | None,
@@ -46,13 +55,14 @@ def command(
     """
     from twinpool.config import Objectives
     from twinpool.sim.plan_page import page_of
-    from twinpool.sim.planner import Fleet, plan
+    from twinpool.sim.planner import FEWEST_REQUESTS, SAMPLE_S, Fleet, plan
     from twinpool.sim.shelf import load_profile, open_trace
     from twinpool.workload.offered import scaled
 
     objectives = Objectives(slo_ttft_s=slo_ttft, slo_itl_s=slo_itl)
     fleet = Fleet(load_profile(profile), workers, objectives, price)
-    found = plan(scaled(open_trace(trace), rate=rate_scale), fleet)
+    fewest = max(100, round(FEWEST_REQUESTS * sample_s / SAMPLE_S))
+    found = plan(scaled(open_trace(trace), rate=rate_scale), fleet, sample_s=sample_s, fewest_requests=fewest)
     if html is not None:
         try:
             html.write_text(page_of(found, trace), encoding="utf-8")

@@ -47,6 +47,11 @@ class Watch:
         self._timer.cancel()
         self._epochs.drop(self)
 
+    def doubted(self) -> None:
+        """It cannot be believed, and what the engine has cached of it must not be used."""
+        self._timer.cancel()
+        self._epochs.begin_anew(self.epoch)
+
     def ended(self, at: float) -> None:
         """It ended without having been judged. If the lease still ran then, all was read in time, or nothing was. Else it may
         have been read since anybody looked."""

@@ -323,8 +323,7 @@ class Driver:
             if not isinstance(event, on.LegFailed):
                 request.watch.believed()
             elif event.failure is Failure.SUSPECT:
-                self.cache_epochs.begin_anew(request.watch.epoch)
-                request.watch.believed()  # there is nothing left to look for
+                request.watch.doubted()
             else:
                 request.watch.ended(event.at)
 
