@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "Serve a model: engines started here, or engines that run already",
     "worker": "Run one embedded engine, for a gateway on this or another machine",
     "status": "Show the pools of a running gateway, and its last decisions",
+    "simulate": "Run a scenario in virtual time, with the decisions of the gateway",
     "replay": "Feed a recorded journal to a fresh controller and compare",
 }
 

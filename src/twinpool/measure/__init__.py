@@ -1,1 +1,2 @@
-"""One definition of TTFT, its parts and the gaps for everyone who measures: pure, fed with times that others read."""
+"""One definition of TTFT, of the gaps, of use and of the verdict for everyone who measures: pure, fed with times that others
+read."""

@@ -1,0 +1,117 @@
+"""``twinpool simulate``: a scenario in virtual time, with the decisions that the gateway would take."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+
+if TYPE_CHECKING:
+    from twinpool.sim.findings import Findings
+    from twinpool.sim.scenario import Scenario
+
+
+@click.command(short_help="Run a scenario in virtual time")
+@click.argument("scenario", required=False)
+@click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), help="Objective for the first token, seconds.")
+@click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), help="Objective for every later token, seconds.")
+@click.option("--seed", type=int, help="Of the traffic; the scenario's own by default.")
+@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Play the traffic so many times as fast.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
+def command(
+    scenario: str | None,
+    slo_ttft: float | None,
+    slo_itl: float | None,
+    seed: int | None,
+    rate_scale: float | None,
+    as_json: bool,
+) -> None:
+    """Run SCENARIO, the name of one in the gallery or a TOML file, in virtual time: the controller that the gateway runs,
+    against a model of the engines that it does not know. Without SCENARIO, list the gallery."""
+    from twinpool.sim.findings import compared, findings_of
+    from twinpool.sim.run import simulate
+    from twinpool.sim.shelf import load_scenario
+
+    if scenario is None:
+        _list_gallery(as_json=as_json)
+        return
+    asked = _changed(load_scenario(scenario), slo_ttft, slo_itl, seed, rate_scale)
+    found = {}
+    for arm in asked.all_arms():
+        if not as_json:
+            click.echo(f"simulating {asked.duration_s:,.0f} s of {asked.name}: {arm.name}", err=True)
+        found[arm.name] = findings_of(simulate(asked, arm))
+    answer = compared(asked, found)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    _show(asked, found, answer.get("claims", []))
+
+
+def _changed(
+    scenario: "Scenario", slo_ttft: float | None, slo_itl: float | None, seed: int | None, rate_scale: float | None
+) -> "Scenario":
+    import msgspec
+
+    replace = msgspec.structs.replace
+    objectives = scenario.objectives
+    if slo_ttft is not None:
+        objectives = replace(objectives, slo_ttft_s=slo_ttft)
+    if slo_itl is not None:
+        objectives = replace(objectives, slo_itl_s=slo_itl)
+    traffic = scenario.traffic
+    if rate_scale is not None:
+        traffic = replace(traffic, rate_scale=traffic.rate_scale * rate_scale)
+    return replace(scenario, objectives=objectives, traffic=traffic, seed=scenario.seed if seed is None else seed)
+
+
+def _list_gallery(*, as_json: bool) -> None:
+    from twinpool.sim.shelf import load_scenario, names
+
+    gallery = {name: load_scenario(name).about for name in names("gallery", ".toml")}
+    if as_json:
+        click.echo(json.dumps({"gallery": gallery}))
+        return
+    click.echo("Give one of these, or a TOML file:")
+    for name, about in gallery.items():
+        click.echo(f"  {name:<20} {about}")
+
+
+def _show(scenario: "Scenario", found: "dict[str, Findings]", claims: list[dict[str, Any]]) -> None:
+    objectives = scenario.objectives
+    click.echo(
+        f"{scenario.name}: {scenario.about or 'a scenario'}\n"
+        f"objectives: TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms; all times in seconds\n"
+    )
+    width = max(len(name) for name in found)
+    click.echo(
+        f"{'':<{width}}  {'offered':>8} {'goodput':>8} {'bound':>8}  {'TTFT mean':>9} {'p99':>7} {'long':>7}  "
+        f"{'ITL p99':>7} {'worst p99':>9}  {'busy':>5} {'useful':>6}  flips"
+    )
+    for name, each in found.items():
+        report = each.report
+        ttft, itl, worst = report.ttft_s, report.itl_s, report.itl_worst_s
+        click.echo(
+            f"{name:<{width}}  {each.offered_req_s:>8.1f} {report.goodput_req_s:>8.1f} {each.bound_req_s:>8.1f}  "
+            f"{_number(ttft and ttft.mean, 9)} {_number(ttft and ttft.p99, 7)} "
+            f"{_number(report.long.ttft_s and report.long.ttft_s.mean, 7)}  "
+            f"{_number(itl and itl.p99, 7)} {_number(worst and worst.p99, 9)}  "
+            f"{_share(report.utilization_mean_ratio, 5)} {_share(report.useful_work_ratio, 6)}  {len(each.role_changes)}"
+        )
+    for name, each in found.items():
+        for note in each.notes:
+            click.echo(f"{name}: {note}")
+    if claims:
+        click.echo("\nclaimed  found   what")
+        for row in claims:
+            click.echo(f"{row['claimed']:>7.2f}  {_number(row['found'], 5, 2)}   {row['what']}")
+
+
+def _number(value: float | None, width: int, digits: int = 3) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
+
+
+def _share(value: float | None, width: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.0%}"
+
+

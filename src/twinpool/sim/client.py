@@ -1,0 +1,87 @@
+"""One client's request as the driver keeps it, and what is handed on when it has ended."""
+
+from typing import NamedTuple
+
+from twinpool.measure.timeline import Timeline
+from twinpool.sim.fleet import SimulatedWorker
+from twinpool.sim.sequence import Sequence
+from twinpool.sim.stream_gaps import StreamGaps
+from twinpool.workload.offered import Offered
+
+
+class Placed(NamedTuple):
+    """A sequence and the worker it was given to, in that life of its engine."""
+
+    worker: SimulatedWorker
+    incarnation: int
+    sequence: Sequence
+
+    @property
+    def is_alive(self) -> bool:
+        return self.worker.is_up and self.worker.incarnation == self.incarnation
+
+
+class Ended(NamedTuple):
+    """One request's end. `outcome` is ok, refused, rejected, failed or left; `path` None where no worker was given it. `gaps`
+    are those of a finished stream."""
+
+    offered: Offered
+    outcome: str
+    path: str | None
+    timeline: Timeline
+    gaps: StreamGaps | None = None
+    cached_tokens: int = 0
+
+
+class Client:
+    """`written` tokens came from engines that are gone; the present attempt adds its own."""
+
+    __slots__ = (
+        "arrived",
+        "attempt",
+        "decode",
+        "decode_sent",
+        "first_token",
+        "handle",
+        "handoff_s",
+        "id",
+        "offered",
+        "path",
+        "prefill",
+        "prefilled",
+        "sent",
+        "written",
+    )
+
+    def __init__(self, id_: str, offered: Offered, arrived: float) -> None:
+        self.id = id_
+        self.offered = offered
+        self.arrived = arrived
+        self.attempt = 0
+        self.path: str | None = None
+        self.sent: float | None = None
+        self.prefilled: float | None = None
+        self.decode_sent = 0.0
+        self.handoff_s: float | None = None
+        self.first_token: float | None = None
+        self.prefill: Placed | None = None
+        self.decode: Placed | None = None  # also the one worker of a whole leg
+        self.handle: Placed | None = None
+        self.written = 0
+
+    def begin(self, attempt: int, path: str, at: float) -> None:
+        self.attempt = attempt
+        self.path = path
+        self.sent = at
+        self.prefilled = self.handoff_s = None
+        self.prefill = self.handle = None
+
+    def timeline(self, ended: float) -> Timeline:
+        return Timeline(
+            arrived=self.arrived,
+            ended=ended,
+            sent=self.sent,
+            prefilled=self.prefilled,
+            first_token=self.first_token,
+            handoff_s=self.handoff_s,
+        )

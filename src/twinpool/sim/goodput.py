@@ -1,0 +1,52 @@
+"""The highest rate that a fleet carries: where so many of the requests still meet the objectives.
+
+The same requests are played faster and slower (the same lengths in the same order, time stretched), so that rates differ in nothing
+but the rate. A run that cannot reach the wanted share any more is given up.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from twinpool.sim.run import Run
+
+ATTAINMENT_RATIO = 0.9
+RESOLUTION = 0.01
+
+
+class Found(NamedTuple):
+    """`scale` times the traffic's own rate is carried; `run` is the run at that scale, None where not even the lowest is."""
+
+    scale: float
+    run: Run | None
+    runs: int
+
+
+def highest_scale(play: Callable[[float], Run], low: float, high: float, *, attainment: float = ATTAINMENT_RATIO) -> Found:
+    """Between `low` and `high`, to within `RESOLUTION`, for one sample of traffic. Attainment is taken to fall with the rate,
+    which it does but for noise. A `high` that is carried is gone beyond."""
+    runs = 0
+    best: Run | None = None
+    carried = 0.0
+
+    def carries(scale: float) -> bool:
+        nonlocal runs, best, carried
+        runs += 1
+        run = play(scale)
+        is_carried = run.attainment_ratio >= attainment
+        if is_carried:
+            best, carried = run, scale
+        return is_carried
+
+    while not carries(low):
+        if low < high / 64:
+            return Found(0.0, None, runs)
+        low, high = low / 2, low
+    while high > low and carries(high):
+        low, high = high, high * 1.15
+    while high - low > RESOLUTION * high:
+        middle = (low + high) / 2
+        if carries(middle):
+            low = middle
+        else:
+            high = middle
+    return Found(carried, best, runs)

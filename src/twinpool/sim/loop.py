@@ -1,0 +1,52 @@
+"""The clock: a heap of what will happen, and the order of what happens at the same moment.
+
+At one moment first the engines' steps end, then handoffs arrive, then faults strike, then probes look, then clients come and
+leave, last the controller's own timer: an effect is seen before anybody decides anew. Within a rank it goes by the order of
+asking. So a run depends on nothing but its scenario and its seed.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from heapq import heappop, heappush
+from typing import Any
+
+
+class Rank(IntEnum):
+    """Who comes first at the same moment."""
+
+    STEP = 0
+    HANDOFF = 1
+    FAULT = 2
+    PROBE = 3
+    CLIENT = 4
+    TIMER = 5
+
+
+Call = Callable[[float, Any], None]
+"""What is called when its time has come: with the time, and what was given along."""
+
+
+class Loop:
+    """`at` is now, in seconds; it never goes back."""
+
+    __slots__ = ("_heap", "_order", "at")
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self._heap: list[tuple[float, int, int, Call, Any]] = []
+        self._order = 0
+
+    def call_at(self, at: float, rank: int, call: Call, what: Any = None) -> None:
+        """Nothing is ever taken back: whoever changes their mind ignores the call."""
+        self._order += 1
+        heappush(self._heap, (at if at > self.at else self.at, rank, self._order, call, what))
+
+    def run(self, is_going: Callable[[], bool]) -> None:
+        """Until nothing is left to happen, or nobody is going any more."""
+        heap = self._heap
+        while heap and is_going():
+            self.at, _, _, call, what = heappop(heap)
+            call(self.at, what)
+
+    def __len__(self) -> int:
+        return len(self._heap)
