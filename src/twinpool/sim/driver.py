@@ -23,6 +23,7 @@ from twinpool.sim.scenario import Clients, Gateway
 from twinpool.sim.sequence import Place, Sequence
 from twinpool.workload.offered import Offered
 
+_CANARY_S = 0.1
 _REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.NO_WORKER, Reason.DRAINING})
 
 
@@ -67,6 +68,7 @@ class Driver:
             do.FailRequest: self._fail_request,
             do.RelayFailure: self._relay_failure,
             do.ProbeWorker: self._probe_worker,
+            do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
         }
 
@@ -313,6 +315,13 @@ class Driver:
         else:
             self.feed(on.WorkerLost(at=at, worker=name, reason="no answer"))
             self._loop.call_at(at + self._gateway.probe_interval_s, Rank.PROBE, self.probe, name)
+
+    def _prove_handoff(self, command: do.ProveHandoff) -> None:
+        """A pair that was set aside: its canary arrives, after what a small handoff takes."""
+        self._loop.call_at(self._loop.at + _CANARY_S, Rank.PROBE, self._proved, command.canary)
+
+    def _proved(self, at: float, canary: int) -> None:
+        self.feed(on.HandoffProved(at=at, canary=canary, took_s=_CANARY_S))
 
     def _record_role(self, command: do.RecordRole) -> None:
         worker = self.workers[command.worker]

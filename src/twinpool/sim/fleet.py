@@ -1,4 +1,7 @@
-"""The workers of a simulation: what the probes would say of each, and the engine that it really is."""
+"""The workers of a simulation: what the probes would say of each, and the engine that it really is.
+
+Engines verify their handles here, so their pairs are proved from the start: canaries are not what is simulated.
+"""
 
 from typing import NamedTuple
 
@@ -78,6 +81,10 @@ def build_fleet(
                 context_tokens=profile.context_tokens,
                 lease_s=lease_s,
                 continues=continues,
+                tensor_parallel=profile.tensor_parallel,
+                vouches=True,
+                kv_capacity_tokens=profile.kv_tokens,
+                budget_tokens=limits.budget_tokens,
             )
             engine = Engine(loop, kind.cost, limits, listener, meter, gap_limits)
             engine.slowness = group.slowness
