@@ -8,27 +8,34 @@ from twinpool.config import Routing
 from twinpool.core.commands import Command
 from twinpool.core.controller import Controller
 from twinpool.core.journal import Cut, decode_header, decode_steps
+from twinpool.core.law import Law
 from twinpool.core.policies import Policies
 from twinpool.core.snapshot import decode_snapshot
 from twinpool.errors import UserError
 from twinpool.policy.admission import bounded_queue
+from twinpool.policy.balancing import least_pressure
 from twinpool.policy.estimates import PromptLengths
-from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
+from twinpool.policy.learning import Learning
+from twinpool.policy.least_loaded import disaggregate_when_possible, least_loaded_decode
+from twinpool.policy.routing import least_cost
 
 
-def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None) -> Controller:
+def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None, law: Law = Law()) -> Controller:  # noqa: B008  frozen
     """A controller with the project's policies: a fresh one, or one that goes on where `Controller.remember` was asked.
 
     Raises `UserError` for a snapshot that is none.
     """
+    learning = Learning(law)
     policies = Policies(
         admit=bounded_queue(rules),
-        route=disaggregate_when_possible(rules),
+        route=least_cost(rules, law, learning, disaggregate_when_possible(rules)),
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
+        learner=learning,
+        balance=least_pressure(law, learning),
     )
     try:
-        return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None)
+        return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None, law)
     except KeyError as missing:
         raise UserError(f"the journal's snapshot is broken: it has no {missing}") from missing
 
@@ -59,7 +66,7 @@ def replay(lines: Iterable[bytes]) -> Replay:
     if header is None:
         raise UserError("the journal is empty")
     began = decode_header(header)
-    controller = build_controller(began.rules, None if began.snapshot is msgspec.UNSET else began.snapshot)
+    controller = build_controller(began.rules, None if began.snapshot is msgspec.UNSET else began.snapshot, began.law)
     events = 0
     for line, step in decode_steps(rest):
         if isinstance(step, Cut):

@@ -5,7 +5,7 @@ A handle never appears in one: the driver keeps it under (request, attempt), so 
 
 import msgspec
 
-from twinpool.core.decisions import Decision
+from twinpool.core.decisions import Balanced, Decision, WhyBalance
 from twinpool.core.model import Leg, Role
 from twinpool.errors import Reason
 
@@ -102,9 +102,17 @@ class ProveHandoff(_Command, frozen=True):
 
 
 class RecordRole(_Command, frozen=True):
+    """The worker stands in another pool from now on."""
+
     worker: str
     role: Role
-    reason: str
+    reason: WhyBalance
+
+
+class RecordBalance(_Command, frozen=True):
+    """What balance found, where that is something new; a change that it proposes is only advice unless a `RecordRole` follows."""
+
+    balanced: Balanced
 
 
 Command = (
@@ -120,4 +128,5 @@ Command = (
     | ProbeWorker
     | ProveHandoff
     | RecordRole
+    | RecordBalance
 )

@@ -18,7 +18,7 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
     """Send on its way whoever can go."""
     for lane in books.waiting.lanes():
         while (request := books.waiting.head(lane)) is not None:
-            decision = books.policies.route(request.pending(), books.cluster.routable(lane.model, at))
+            decision = books.policies.route(request.pending(at), books.cluster.routable(lane.model, at))
             if decision.choice is Choice.WAIT:
                 if not request.shown_waiting:
                     request.shown_waiting = True
@@ -32,6 +32,8 @@ def _start(books: Books, request: Request, decision: Decision, out: list[do.Comm
     request.attempt += 1
     request.shown_waiting = False
     tokens, sequences = request.prompt_tokens, request.facts.sequences
+    request.cached_tokens = min(decision.cached_tokens, tokens - 1)
+    unread = tokens - request.cached_tokens
     out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
     if decision.decode is None:
         raise ValueError(f"{decision} names no worker to decode on")
@@ -43,16 +45,17 @@ def _start(books: Books, request: Request, decision: Decision, out: list[do.Comm
         books.cluster.take(
             request.key(Leg.WHOLE),
             decode,
-            prefill_tokens=tokens,
+            prefill_tokens=unread,
             kv_tokens=tokens * sequences,
             sequences=sequences,
+            work_s=decision.read_s,
         )
         _send(books, request, Leg.WHOLE, out)
         return
     prefill = books.cluster[decision.prefill]
     request.prefill = prefill.engine
     request.dialect = prefill.facts.dialect
-    books.cluster.take(request.key(Leg.PREFILL), prefill, prefill_tokens=tokens)
+    books.cluster.take(request.key(Leg.PREFILL), prefill, prefill_tokens=unread, work_s=decision.read_s)
     books.cluster.take(request.key(Leg.DECODE), decode, kv_tokens=tokens)
     if request.dialect is Dialect.SGLANG:
         request.story.move(RequestMove.PAIR)
@@ -97,7 +100,7 @@ def _other_decode(books: Books, request: Request, prefill: str, at: float) -> Wo
     if holder is None:
         return None
     workers = books.cluster.routable(request.facts.model, at)
-    chosen = books.policies.pick_decode(request.pending(), holder, workers)
+    chosen = books.policies.pick_decode(request.pending(at), holder, workers)
     return None if chosen is None else books.cluster[chosen]
 
 

@@ -13,18 +13,19 @@ from twinpool.config import Routing
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
-from twinpool.core.decisions import Decision
+from twinpool.core.law import Law
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.measure.blocks import Window
 from twinpool.measure.indicators import WINDOW_S, UnitCosts
+from twinpool.policy.priors import prior_of
 from twinpool.profile import Profile
 from twinpool.sim.bound import DemandSum
 from twinpool.sim.cost import StepCost
 from twinpool.sim.driver import Driver
 from twinpool.sim.engine import EngineTotals
 from twinpool.sim.faults import Faults
-from twinpool.sim.fleet import Kind, SimulatedWorker, build_fleet
+from twinpool.sim.fleet import Kind, SimulatedWorker, build_fleet, name_of
 from twinpool.sim.loop import Loop, Rank
 from twinpool.sim.recording import Recording
 from twinpool.sim.scenario import Arm, Scenario, TrafficSpec, WorkerGroup
@@ -48,7 +49,7 @@ class Run(NamedTuple):
 
     arm: Arm
     recording: Recording
-    decisions: Counter[Decision]
+    decisions: Counter[tuple[str, str]]
     role_changes: list[tuple[float, str, Role, str]]
     totals: dict[str, EngineTotals]
     windows: list[UseWindow]
@@ -135,11 +136,21 @@ def kind_of(group: WorkerGroup, load: Callable[[str], Profile] = load_profile) -
     return Kind(group, profile, StepCost(profile))
 
 
+def law_of(scenario: Scenario, kinds: list[Kind]) -> Law:
+    """As a gateway's that serves these objectives, and has these workers' profiles (or, `knows_costs` false, none)."""
+    priors = {}
+    if scenario.knows_costs:
+        for kind in kinds:
+            prior = prior_of(kind.profile, kind.group.budget_tokens)
+            priors[name_of(kind)] = prior
+    return Law(objectives=scenario.objectives, balance=scenario.balance, priors=priors)
+
+
 def simulate(
     scenario: Scenario,
     arm: Arm,
     *,
-    build: Build = build_controller,
+    build: Build | None = None,
     requests: Iterator[Offered] | None = None,
     load: Callable[[str], Profile] = load_profile,
     misses_allowed: float = inf,
@@ -151,7 +162,8 @@ def simulate(
     kinds = [kind_of(group, load) for group in arm.workers]
     loop = Loop()
     recording = Recording(Window.of(scenario.duration_s), objectives)
-    driver = Driver(loop, build(scenario.routing), scenario.clients, scenario.gateway, recording.ended, on_step)
+    controller = build(scenario.routing) if build else build_controller(scenario.routing, law=law_of(scenario, kinds))
+    driver = Driver(loop, controller, scenario.clients, scenario.gateway, recording.ended, on_step)
     workers = build_fleet(
         kinds,
         loop,

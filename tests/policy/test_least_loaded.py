@@ -9,7 +9,7 @@ from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.model import Dialect, Leg, Role, WorkerFacts
 from twinpool.core.pairs import Pairs
 from twinpool.core.policies import Pending
-from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
+from twinpool.policy.least_loaded import disaggregate_when_possible, least_loaded_decode
 
 WINDOW = 1000
 

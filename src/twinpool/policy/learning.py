@@ -1,0 +1,72 @@
+"""All that the policies learn, as one thing that the core tells what it saw and that a snapshot can hold."""
+
+import msgspec
+
+from twinpool.core.law import Law
+from twinpool.core.meters import ReadingSeen, WritingSeen
+from twinpool.core.model import RequestFacts, Usage
+from twinpool.core.policies import Learner
+from twinpool.policy.costs import Costs, KindRecord
+from twinpool.policy.demand import Demand, DemandRecord
+from twinpool.policy.prefix import Prefixes
+
+
+class _Record(msgspec.Struct):
+    costs: dict[str, KindRecord]
+    demand: DemandRecord
+    prefixes: dict[str, list[int]]
+    is_one_pool: bool
+    pressed_since: float | None
+
+
+_DECODER = msgspec.json.Decoder(_Record)
+
+
+class Learning:
+    """`is_one_pool` is balance's word to routing: everybody does everything. `pressed_since` its own: since when another split
+    has looked better."""
+
+    def __init__(self, law: Law) -> None:
+        self.costs = Costs(law.priors)
+        self.demand = Demand(law.objectives.long_prompt_tokens)
+        self.prefixes = Prefixes()
+        self.is_one_pool = False
+        self.pressed_since: float | None = None
+
+    def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None:
+        self.demand.arrived(at, prompt_tokens)
+
+    def finished(self, facts: RequestFacts, usage: Usage) -> None:
+        self.demand.finished(usage)
+
+    def read(self, kind: str, seen: ReadingSeen) -> None:
+        self.costs.read(kind, seen)
+
+    def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None:
+        self.costs.wrote(kind, seen, steps)
+
+    def handed_over(self, kind: str, tokens: int, seconds: float) -> None:
+        self.costs.handed_over(kind, tokens, seconds)
+
+    def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
+        self.prefixes.holds(worker, prefix)
+
+    def forget(self, worker: str) -> None:
+        self.prefixes.forget(worker)
+
+    def remember(self) -> msgspec.Raw:
+        record = _Record(
+            self.costs.remember(), self.demand.remember(), self.prefixes.remember(), self.is_one_pool, self.pressed_since
+        )
+        return msgspec.Raw(msgspec.json.encode(record))
+
+    def recall(self, learnt: msgspec.Raw) -> None:
+        record = _DECODER.decode(learnt)
+        self.costs.recall(record.costs)
+        self.demand.recall(record.demand)
+        self.prefixes.recall(record.prefixes)
+        self.is_one_pool = record.is_one_pool
+        self.pressed_since = record.pressed_since
+
+
+_: type[Learner] = Learning
