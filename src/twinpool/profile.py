@@ -1,9 +1,8 @@
 """A cost profile: what one kind of worker takes for its work, with where the figures come from.
 
-Measured (`twinpool profile`), or taken from somebody's database. A profile belongs to one engine with its flags and its room for
-KV: figures of another one are no estimate but an error, and are refused (`Profile.require`). Tables that have holes are refused
-when they are read; what lies beyond their ends is extrapolated by whoever uses them, and said.
-"""
+Measured (`twinpool profile`), or taken from somebody's database. A profile belongs to one engine with its flags and its room
+for KV: figures of another one are no estimate but an error, and are refused (`Profile.require`). Tables that have holes are
+refused when they are read; what lies beyond their ends is extrapolated by whoever uses them, and said."""
 
 from typing import Annotated
 
@@ -18,7 +17,8 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`prefill_ms`: (prompt tokens, milliseconds) at batch 1. `decode_step_ms`: (sequences, context tokens of each,
     milliseconds), a full grid. `kv_tokens` is the room for KV that the engine reports with these `flags`;
-    `mixed_step_extra_ms` what a step with both prefill and decode costs beyond its parts. Handoff: out of or into one worker."""
+    `mixed_step_extra_ms` what a step with both prefill and decode costs beyond its parts. Handoff: out of or into one
+    worker."""
 
     name: str
     model: str

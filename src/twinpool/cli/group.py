@@ -19,6 +19,7 @@ COMMANDS = {
     "worker": "Run one embedded engine, for a gateway on this or another machine",
     "status": "Show the pools of a running gateway, and its last decisions",
     "simulate": "Run a scenario in virtual time, with the decisions of the gateway",
+    "plan": "Choose a split of workers, or none, for a trace of requests",
     "replay": "Feed a recorded journal to a fresh controller and compare",
 }
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-
 if TYPE_CHECKING:
     from twinpool.sim.findings import Findings
     from twinpool.sim.scenario import Scenario
@@ -93,9 +92,9 @@ def _show(scenario: "Scenario", found: "dict[str, Findings]", claims: list[dict[
         ttft, itl, worst = report.ttft_s, report.itl_s, report.itl_worst_s
         click.echo(
             f"{name:<{width}}  {each.offered_req_s:>8.1f} {report.goodput_req_s:>8.1f} {each.bound_req_s:>8.1f}  "
-            f"{_number(ttft and ttft.mean, 9)} {_number(ttft and ttft.p99, 7)} "
-            f"{_number(report.long.ttft_s and report.long.ttft_s.mean, 7)}  "
-            f"{_number(itl and itl.p99, 7)} {_number(worst and worst.p99, 9)}  "
+            f"{_number(ttft.mean if ttft else None, 9)} {_number(ttft.p99 if ttft else None, 7)} "
+            f"{_number(report.long.ttft_s.mean if report.long.ttft_s else None, 7)}  "
+            f"{_number(itl.p99 if itl else None, 7)} {_number(worst.p99 if worst else None, 9)}  "
             f"{_share(report.utilization_mean_ratio, 5)} {_share(report.useful_work_ratio, 6)}  {len(each.role_changes)}"
         )
     for name, each in found.items():
@@ -113,5 +112,3 @@ def _number(value: float | None, width: int, digits: int = 3) -> str:
 
 def _share(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.0%}"
-
-

@@ -5,6 +5,5 @@
                              └────────────────── what became of them, at its time ◄──────────────┘
 
 `loop` is the clock, `cost` and `engine` are the truth about the workers (the policies never see it, and guess with formulas of
-their own), `link` the handoff, `faults` what goes wrong, `driver` plays the gateway's part, `scenario` says what is simulated and
-`run` does it.
-"""
+their own), `link` the handoff, `faults` what goes wrong, `driver` plays the gateway's part, `scenario` says what is simulated
+and `run` does it."""

@@ -1,8 +1,8 @@
 """What no policy can exceed: the best mixture of steady steps under the ITL limit, as a linear program.
 
-A worker that repeats one step (B sequences decode, c tokens of prompts are read) serves c/τ prompt tokens and B/τ output tokens a second,
-τ being the step's time; it is allowed where τ keeps the ITL limit, or where nobody decodes. A fleet spends its time on such steps in
-any shares, and requests need both kinds of tokens in the proportion of the traffic:
+A worker that repeats one step (B sequences decode, c tokens of prompts are read) serves c/τ prompt tokens and B/τ output
+tokens a second, τ being the step's time; it is allowed where τ keeps the ITL limit, or where nobody decodes. A fleet spends
+its time on such steps in any shares, and requests need both kinds of tokens in the proportion of the traffic:
 
     max λ   with  Σ f·c/τ ≥ λ·prompt,  Σ f·B/τ ≥ λ·output,  Σ f = workers
 
@@ -12,18 +12,19 @@ objectives with one in ten requests.)
 """
 
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
 from twinpool.profile import Profile
 from twinpool.sim.cost import StepCost
 from twinpool.sim.fleet import Kind
-from twinpool.workload.offered import Offered
+from twinpool.workload.offered import BLOCK_TOKENS, Offered
 
 
 class Demand(NamedTuple):
-    """Means of a request: prompt tokens to read, Σ of attended pairs (for a whole prompt its length squared), tokens to write
-    after the first one, and the context that a token is written with."""
+    """Means of a request: prompt tokens to read, pairs attended to meanwhile (for a whole prompt its length squared), tokens
+    to write after the first one, and the context that a token is written with."""
 
     prompt_tokens: float
     attended: float
@@ -39,20 +40,27 @@ class Configuration(NamedTuple):
 
 
 class DemandSum:
-    """Adds up requests as they pass; without what prefix caches may save."""
+    """Adds up requests as they pass. A block that came before counts as read already: no cache can save more."""
 
-    __slots__ = ("_attended", "_context", "_decode", "_prompt", "requests")
+    __slots__ = ("_attended", "_blocks", "_context", "_decode", "_prompt", "requests")
 
     def __init__(self) -> None:
         self.requests = self._prompt = self._attended = self._decode = self._context = 0
+        self._blocks: set[int] = set()
 
     def add(self, request: Offered) -> None:
         prompt, written = request.prompt_tokens, request.output_tokens - 1
+        cached = self._known(request) if request.prefix else 0
         self.requests += 1
-        self._prompt += prompt
-        self._attended += prompt * prompt
+        self._prompt += prompt - cached
+        self._attended += prompt * prompt - cached * cached
         self._decode += written
         self._context += written * (prompt + request.output_tokens // 2)
+
+    def _known(self, request: Offered) -> int:
+        known = sum(1 for _ in takewhile(self._blocks.__contains__, request.prefix))
+        self._blocks.update(request.prefix)
+        return min(known * BLOCK_TOKENS, request.prompt_tokens - 1)
 
     def mean(self) -> Demand:
         """Raises `ValueError` where nothing was added."""
@@ -71,7 +79,14 @@ def demand_of(requests: Iterable[Offered]) -> Demand:
 
 
 def configurations(
-    profile: Profile, cost: StepCost, demand: Demand, itl_s: float, *, budget_tokens: int = 8192, reads: bool = True, writes: bool = True
+    profile: Profile,
+    cost: StepCost,
+    demand: Demand,
+    itl_s: float,
+    *,
+    budget_tokens: int = 8192,
+    reads: bool = True,
+    writes: bool = True,
 ) -> list[Configuration]:
     """The steps worth taking: for a batch, chunks at the corners of the piecewise-linear cost and at the ITL limit."""
     attended_a_token = demand.attended / demand.prompt_tokens
@@ -116,7 +131,10 @@ def capacity_req_s(demand: Demand, groups: Iterable[tuple[int, list[Configuratio
     """λ for workers in groups, each with its own possible steps. 0 where they cannot do both halves at all."""
     groups = list(groups)
     if not demand.decode_tokens:
-        return sum(count * max((each.prompt_tokens_s for each in steps), default=0.0) for count, steps in groups) / demand.prompt_tokens
+        return (
+            sum(count * max((each.prompt_tokens_s for each in steps), default=0.0) for count, steps in groups)
+            / demand.prompt_tokens
+        )
 
     def value(share: float) -> float:
         """Of the dual, with this share of a request's price on its prompt."""

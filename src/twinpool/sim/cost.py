@@ -1,14 +1,14 @@
-"""What a step of an engine takes: the truth of the simulation. `policy` guesses with formulas of its own and never sees this one.
+"""What a step of an engine takes: the truth of the simulation. `policy` guesses with formulas of its own and never sees this
+one.
 
     pure decode    decode(batch, mean context), from the profile's table
-    pure prefill   L(chunk) + b · Σ((done + chunk)² − done²)
-    mixed          decode + L(batch + chunk) − L(batch) + b · Σ(…) + what a mixed step costs extra
+    pure prefill   L(chunk) + b · Σ((done + chunk)² - done²)
+    mixed          decode + L(batch + chunk) - L(batch) + b · Σ(…) + what a mixed step costs extra
 
 L is the batch-1 prefill curve without its quadratic part, b that part (attention). A decode step is on its floor until its
-batch pays for the weights it reads; a chunk that joins it then costs only what the larger matrix products take. Between the table's
-points everything is linear. Beyond them: a longer context goes on in its last line; a larger batch adds the slope of L and its
-own KV reads. The share of steps beyond the table is counted, since their figure is a guess.
-"""
+batch pays for the weights it reads; a chunk that joins it then costs only what the larger matrix products take. Between the
+table's points everything is linear. Beyond them: a longer context goes on in its last line; a larger batch adds the slope of
+L and its own KV reads. The share of steps beyond the table is counted, since their figure is a guess."""
 
 from bisect import bisect_left
 
@@ -51,7 +51,7 @@ class StepCost:
         raise ValueError(f"a context of {mean} tokens")
 
     def prefill(self, chunk_tokens: int, attended: float) -> float:
-        """A step that only reads: `chunk_tokens` of prompts; `attended` is Σ((done + chunk)² − done²) over them."""
+        """A step that only reads: `chunk_tokens` of prompts; `attended` is Σ((done + chunk)² - done²) over them."""
         return self.linear(chunk_tokens) + self.attention_s * attended
 
     def mixed(self, batch: int, context_tokens: float, chunk_tokens: int, attended: float) -> float:
@@ -64,8 +64,8 @@ class StepCost:
         return self._tabulated[tokens] if tokens < _TABULATED_TOKENS else self._interpolated(tokens)
 
     def at_full_batches(self, profile: Profile, itl_s: float) -> UnitCosts:
-        """What useful work is counted in: a token of a long batch of prompts, and one of the largest batch of a context of 2,000
-        tokens that fits and keeps the ITL objective (of the table's, where none does)."""
+        """What useful work is counted in: a token of a long batch of prompts, and one of the largest batch of a context of
+        2,000 tokens that fits and keeps the ITL objective (of the table's, where none does)."""
         full, context = 4096, 2000
         batch = 1
         for more in range(2, profile.max_sequences + 1):

@@ -1,9 +1,8 @@
 """The gateway's part in virtual time: feeds the controller what happens, and does what it commands.
 
-It is to `sim` what `gateway/driver` is to the live service: the same events go in, every command is carried out, and the controller
-cannot tell the two apart. Only one dialect is played, the legs one after the other (nixl). All that a policy may know comes
-through events; nothing here tells it how an engine stands.
-"""
+It is to `sim` what `gateway/driver` is to the live service: the same events go in, every command is carried out, and the
+controller cannot tell the two apart. Only one dialect is played, the legs one after the other (nixl). All that a policy may
+know comes through events; nothing here tells it how an engine stands."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -216,9 +215,7 @@ class Driver:
         offered = client.offered
         usage = Usage(offered.prompt_tokens, offered.output_tokens, sequence.cached_tokens)
         self.feed(
-            on.RequestFinished(
-                at=at, request=client.id, attempt=client.attempt, timeline=client.timeline(at), usage=usage
-            )
+            on.RequestFinished(at=at, request=client.id, attempt=client.attempt, timeline=client.timeline(at), usage=usage)
         )
 
     # Commands
@@ -370,6 +367,4 @@ class Driver:
             return
         sequence = client.decode.sequence
         read_by = client.prefill.sequence if client.prefill is not None else sequence
-        self._on_end(
-            Ended(client.offered, outcome, client.path, client.timeline(at), sequence.gaps, read_by.cached_tokens)
-        )
+        self._on_end(Ended(client.offered, outcome, client.path, client.timeline(at), sequence.gaps, read_by.cached_tokens))

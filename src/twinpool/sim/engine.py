@@ -5,12 +5,11 @@
                     └────── preempted, most recent first, when the KV is full ──────┘
     arriving ──room──► coming (its KV is on the link) ──► ready ──next step──► running
 
-A step is one pass over the model: a token for each running sequence and, within the token budget, chunks of the prompts that are
-read. `Scheduling.CHUNKED` gives the running ones their token first, then prompts in the order of their coming (vLLM's default).
-`Scheduling.PREFILL_FIRST` knows no chunks: whole prompts go first, in steps of their own, and everything that runs stands still.
-While nothing changes, several decode steps are taken at once: they are equally long but for the growth of the contexts, and
-take the time of the one in their middle. Whatever comes cuts the leap at the next step's end.
-"""
+A step is one pass over the model: a token for each running sequence and, within the token budget, chunks of the prompts that
+are read. `Scheduling.CHUNKED` gives the running ones their token first, then prompts in the order of their coming (vLLM's
+default). `Scheduling.PREFILL_FIRST` knows no chunks: whole prompts go first, in steps of their own, and everything that runs
+stands still. While nothing changes, several decode steps are taken at once: they are equally long but for the growth of the
+contexts, and take the time of the one in their middle. Whatever comes cuts the leap at the next step's end."""
 
 from collections import deque
 from collections.abc import Callable
@@ -79,9 +78,12 @@ class EngineTotals:
 
 
 class Engine:
-    """One engine on the loop. `slowness` stretches every step that begins from now on; `budget_tokens` may be set between steps."""
+    """One engine on the loop. `slowness` stretches every step that begins from now on; `budget_tokens` may be set between
+    steps."""
 
-    def __init__(self, loop: Loop, cost: StepCost, limits: EngineLimits, listener: Listener, meter: Meter, gap_limits: GapLimits) -> None:
+    def __init__(
+        self, loop: Loop, cost: StepCost, limits: EngineLimits, listener: Listener, meter: Meter, gap_limits: GapLimits
+    ) -> None:
         self.limits = limits
         self.budget_tokens = limits.budget_tokens
         self.slowness = 1.0
@@ -285,7 +287,7 @@ class Engine:
         self._wake(at)
 
     def _plan_chunks(self, at: float) -> tuple[int, float]:
-        """Which prompts are read in this step, how far: their tokens, and Σ((done + chunk)² − done²)."""
+        """Which prompts are read in this step, how far: their tokens, and Σ((done + chunk)² - done²)."""
         is_whole = self.limits.scheduling is Scheduling.PREFILL_FIRST
         left = self.budget_tokens - (0 if is_whole else len(self._running))
         chunks, total, attended = self._chunks, 0, 0.0
@@ -349,9 +351,7 @@ class Engine:
             tell(at, sequence)
         self._begin(at)
 
-    def _tokens_written(
-        self, at: float, leap: int, step_s: float, news: list[_Piece]
-    ) -> None:
+    def _tokens_written(self, at: float, leap: int, step_s: float, news: list[_Piece]) -> None:
         batch, gaps, cost = self._batch, self._gaps, self._cost
         self.totals.written_tokens += batch * leap
         if batch > cost.largest_batch or self._context > batch * cost.longest_context:
@@ -386,9 +386,7 @@ class Engine:
         if not self._running:
             gaps.forget()
 
-    def _finish(
-        self, at: float, sequence: Sequence, news: list[_Piece]
-    ) -> None:
+    def _finish(self, at: float, sequence: Sequence, news: list[_Piece]) -> None:
         sequence.place = Place.GONE
         sequence.written = sequence.output_tokens
         sequence.last_token_at = at
@@ -428,9 +426,7 @@ class Engine:
             sequence.is_begun = True
             news.append((self._listener.first_token, sequence))
 
-    def _write_from_prompt(
-        self, at: float, sequence: Sequence, news: list[_Piece]
-    ) -> None:
+    def _write_from_prompt(self, at: float, sequence: Sequence, news: list[_Piece]) -> None:
         """The step that read the last of a prompt also writes a token."""
         self.totals.written_tokens += 1
         sequence.written += 1

@@ -76,7 +76,9 @@ def build_fleet(
             facts = _facts(kind, name, lease_s, continues=continues)
             engine = Engine(loop, kind.cost, limits, listener, meter, gap_limits)
             engine.slowness = group.slowness
-            fleet[name] = SimulatedWorker(facts, kind, engine, Ports.of(group.handoff_bytes_per_s or profile.handoff_bytes_per_s))
+            fleet[name] = SimulatedWorker(
+                facts, kind, engine, Ports.of(group.handoff_bytes_per_s or profile.handoff_bytes_per_s)
+            )
     return fleet
 
 

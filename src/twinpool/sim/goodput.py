@@ -1,8 +1,7 @@
 """The highest rate that a fleet carries: where so many of the requests still meet the objectives.
 
-The same requests are played faster and slower (the same lengths in the same order, time stretched), so that rates differ in nothing
-but the rate. A run that cannot reach the wanted share any more is given up.
-"""
+The same requests are played faster and slower (the same lengths in the same order, time stretched), so that rates differ in
+nothing but the rate. A run that cannot reach the wanted share any more is given up."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,9 +20,16 @@ class Found(NamedTuple):
     runs: int
 
 
-def highest_scale(play: Callable[[float], Run], low: float, high: float, *, attainment: float = ATTAINMENT_RATIO) -> Found:
-    """Between `low` and `high`, to within `RESOLUTION`, for one sample of traffic. Attainment is taken to fall with the rate,
-    which it does but for noise. A `high` that is carried is gone beyond."""
+def highest_scale(
+    play: Callable[[float], Run],
+    low: float,
+    high: float,
+    *,
+    attainment: float = ATTAINMENT_RATIO,
+    resolution: float = RESOLUTION,
+) -> Found:
+    """Between `low` and `high`, to within `resolution` of itself, for one sample of traffic. Attainment is taken to fall with
+    the rate, which it does but for noise. A `high` that is carried is gone beyond."""
     runs = 0
     best: Run | None = None
     carried = 0.0
@@ -43,7 +49,7 @@ def highest_scale(play: Callable[[float], Run], low: float, high: float, *, atta
         low, high = low / 2, low
     while high > low and carries(high):
         low, high = high, high * 1.15
-    while high - low > RESOLUTION * high:
+    while high - low > resolution * high:
         middle = (low + high) / 2
         if carries(middle):
             low = middle

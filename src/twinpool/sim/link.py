@@ -1,9 +1,9 @@
 """The handoff's way: KV leaves a prefill worker by its port and enters a decode worker by its own.
 
-Each port passes one byte after the other, first asked first served, at the pair's bandwidth where that is less; the two ends of one
-handoff overlap. So what a port carries never exceeds its bandwidth, however many share it, and nobody waits at one port for another
-port that they do not use. Under fair sharing single handoffs end later and all of them together at the same time.
-"""
+Each port passes one byte after the other, first asked first served, at the pair's bandwidth where that is less; the two ends
+of one handoff overlap. So what a port carries never exceeds its bandwidth, however many share it, and nobody waits at one
+port for another port that they do not use. Under fair sharing single handoffs end later and all of them together at the same
+time."""
 
 from typing import NamedTuple
 

@@ -39,7 +39,7 @@ class Loop:
     def call_at(self, at: float, rank: int, call: Call, what: Any = None) -> None:
         """Nothing is ever taken back: whoever changes their mind ignores the call."""
         self._order += 1
-        heappush(self._heap, (at if at > self.at else self.at, rank, self._order, call, what))
+        heappush(self._heap, (max(self.at, at), rank, self._order, call, what))
 
     def run(self, is_going: Callable[[], bool]) -> None:
         """Until nothing is left to happen, or nobody is going any more."""

@@ -1,9 +1,8 @@
 """The prompts' beginnings that an engine still holds, block by block, the least recently used out first.
 
-A request names its blocks by ids that stand for all the text up to there (`workload.offered.Offered.prefix`). Cached blocks lie in
-the KV that nothing else uses, and give way to whatever does. Simpler than an engine's: a block in use counts with its sequence and
-may be dropped from here meanwhile.
-"""
+A request names its blocks by ids that stand for all the text up to there (`workload.offered.Offered.prefix`). Cached blocks
+lie in the KV that nothing else uses, and give way to whatever does. Simpler than an engine's: a block in use counts with its
+sequence and may be dropped from here meanwhile."""
 
 from collections import OrderedDict
 

@@ -1,8 +1,7 @@
 """What a simulation showed, in the terms of `measure`, in memory that does not grow with it.
 
-The one difference to a load test: an engine knows all gaps of a step at once, so they are counted by batches, in the block of time in
-which they came. A request's own gaps, on which its goodput hangs, are exact.
-"""
+The one difference to a load test: an engine knows all gaps of a step at once, so they are counted by batches, in the block of
+time in which they came. A request's own gaps, on which its goodput hangs, are exact."""
 
 from collections import Counter
 

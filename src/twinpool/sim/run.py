@@ -156,8 +156,8 @@ def simulate(
     misses_allowed: float = inf,
     on_step: Callable[[on.Event, list[do.Command]], None] | None = None,
 ) -> Run:
-    """Play `arm` to the end of its last request. `requests` stand in for the scenario's traffic where they are given. It is given
-    up when more than `misses_allowed` requests of the counted window have missed the objectives."""
+    """Play `arm` to the end of its last request. `requests` stand in for the scenario's traffic where they are given. It is
+    given up when more than `misses_allowed` requests of the counted window have missed the objectives."""
     objectives = scenario.objectives
     kinds = [kind_of(group, load) for group in arm.workers]
     loop = Loop()

@@ -48,8 +48,9 @@ class TrafficSpec(_Table, frozen=True):
 
 
 class WorkerGroup(_Table, frozen=True):
-    """`count` equal workers. The expectations (`model`, `engine`, `kv_tokens`, `tensor_parallel`, `flags`) refuse a profile that
-    was taken with something else. `budget_by_role` is a what-if: no engine has it. `slowness` 2 takes twice the profile's time."""
+    """`count` equal workers. The expectations (`model`, `engine`, `kv_tokens`, `tensor_parallel`, `flags`) refuse a profile
+    that was taken with something else. `budget_by_role` is a what-if: no engine has it. `slowness` 2 takes twice the
+    profile's time."""
 
     count: Count
     role: Role
@@ -119,7 +120,8 @@ class Gateway(_Table, frozen=True):
 
 
 class Claim(_Table, frozen=True):
-    """What somebody says comes out: the value at `key` (dots go deeper) of `arm`, as a ratio to `over`'s where that is given."""
+    """What somebody says comes out: the value at `key` (dots go deeper) of `arm`, as a ratio to `over`'s where that is
+    given."""
 
     what: str
     claimed: float

@@ -24,8 +24,8 @@ class Place(IntEnum):
 class Sequence:
     """`target_tokens` must be read before the next token: the prompt, and after a preemption what was written too.
 
-    A prefill leg writes one token, which nobody sees. `request` is whatever the driver wants back. `written` counts tokens of this leg, `output_tokens` is how many there will be.
-    """
+    A prefill leg writes one token, which nobody sees. `request` is whatever the driver wants back. `written` counts tokens of
+    this leg, `output_tokens` is how many there will be."""
 
     __slots__ = (
         "cached_tokens",

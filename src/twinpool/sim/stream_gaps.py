@@ -1,9 +1,8 @@
 """The gaps of every stream of one engine, in constant time a step.
 
-All sequences of a batch get a token at the end of a step, so they share its gap. The engine counts its steps' gaps once; a stream
-remembers the counts at its beginning, and its own are what was added by its end. The worst of them is a query on a stack of
-falling maxima. Only a stream's first gap, or one across a preemption, is its own.
-"""
+All sequences of a batch get a token at the end of a step, so they share its gap. The engine counts its steps' gaps once; a
+stream remembers the counts at its beginning, and its own are what was added by its end. The worst of them is a query on a
+stack of falling maxima. Only a stream's first gap, or one across a preemption, is its own."""
 
 from bisect import bisect_left
 from typing import NamedTuple

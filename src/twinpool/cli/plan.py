@@ -1,0 +1,101 @@
+"""``twinpool plan``: which split of N workers serves a trace, or whether none should."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from twinpool.errors import UserError
+
+if TYPE_CHECKING:
+    from twinpool.sim.planner import Plan
+
+NOT_FEASIBLE = 1
+
+
+@click.command(short_help="Choose a split of workers for a trace")
+@click.argument("trace")
+@click.option("--profile", required=True, help="What a worker's steps cost: a name of the package, or a file.")
+@click.option("--workers", type=click.IntRange(min=2, max=512), default=8, show_default=True)
+@click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), default=1.3, show_default=True, help="Seconds.")
+@click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), default=0.05, show_default=True, help="Seconds.")
+@click.option(
+    "--rate-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Of the trace's rate."
+)
+@click.option("--price", type=click.FloatRange(min=0), help="Of one worker and hour, for the cost of a million tokens.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with pictures.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    trace: str,
+    profile: str,
+    workers: int,
+    slo_ttft: float,
+    slo_itl: float,
+    rate_scale: float,
+    price: float | None,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Try every split of the workers on TRACE (a CSV of Azure's form, JSON lines of Mooncake's, or a name of the package) in
+    virtual time, and all of them colocated, and say which to take.
+
+    Exit code 0: there is a plan. 1: the workers do not carry this traffic. 2: it cannot be planned.
+    """
+    from twinpool.config import Objectives
+    from twinpool.sim.plan_page import page_of
+    from twinpool.sim.planner import Fleet, plan
+    from twinpool.sim.shelf import load_profile, open_trace
+    from twinpool.workload.offered import scaled
+
+    objectives = Objectives(slo_ttft_s=slo_ttft, slo_itl_s=slo_itl)
+    fleet = Fleet(load_profile(profile), workers, objectives, price)
+    found = plan(scaled(open_trace(trace), rate=rate_scale), fleet)
+    if html is not None:
+        try:
+            html.write_text(page_of(found, trace), encoding="utf-8")
+        except OSError as problem:
+            raise UserError(f"cannot write {html}: {problem.strerror}") from None
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        _show(found)
+    if found.choice == "none":
+        ctx.exit(NOT_FEASIBLE)
+
+
+def _show(plan: "Plan") -> None:
+    objectives = plan.objectives
+    click.echo(plan.recommendation)
+    click.echo(
+        f"\n{plan.workers} workers of {plan.profile}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms; "
+        f"simulated: {plan.sample}, at {plan.asked_req_s:.1f} requests a second\n"
+        f"carried: the highest rate at which nine in ten requests meet the objectives; no policy could exceed "
+        f"{plan.bound_req_s:.1f}\n"
+    )
+    click.echo(
+        f"{'':<30} {'carried':>8} {'bound':>8}   {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} "
+        f"{'worst gap':>9} {'useful':>6}"
+    )
+    for each in plan.options:
+        if each.capacity_req_s is None or each.ttft_s is None:
+            click.echo(f"{each.name():<30} {'-':>8} {each.bound_req_s:>8.1f}   its bound is below the best")
+            continue
+        click.echo(
+            f"{each.name():<30} {each.capacity_req_s:>8.1f} {each.bound_req_s:>8.1f}   {each.goodput_req_s or 0:>8.1f} "
+            f"{each.ttft_s['mean']:>7.3f} {_number(each.ttft_short_mean_s)} {_number(each.ttft_long_mean_s)} "
+            f"{_number(each.itl_worst_p99_s, 9)} {each.useful_work_ratio or 0:>6.0%}"
+            + (
+                ""
+                if each.cost_per_million_output_tokens is None
+                else f"  {each.cost_per_million_output_tokens:.2f} a million tokens"
+            )
+        )
+    for note in plan.notes:
+        click.echo(f"note: {note}")
+
+
+def _number(value: float | None, width: int = 7) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.3f}"
