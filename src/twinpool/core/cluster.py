@@ -213,7 +213,7 @@ class Cluster:
             raise KeyError(f"{key} has its load already")
         if prefill_tokens:
             if not worker.prefill_tokens:
-                worker.meter.idle_until(self.at)
+                worker.meter.has_to_read(self.at)
             worker.read_until = max(worker.read_until, self.at) + work_s
         load = self._loads[key] = Load(key, worker.facts.worker, prefill_tokens, kv_tokens, sequences, work_s)
         _weigh(worker, load)
@@ -226,7 +226,7 @@ class Cluster:
         seen = None
         if worker is not None:
             self._unread(worker, load)
-            seen = worker.meter.read(self.at, tokens, cached)
+            seen = worker.meter.read(self.at, tokens, cached, is_last=not worker.prefill_tokens)
         load.prefill_tokens = 0
         load.work_s = 0.0
         return seen

@@ -1,7 +1,8 @@
 """What one worker's legs show of its speed, taken down as they end: the estimates are fitted to it.
 
-Reading: prompts that end at one moment were read in one step, so they are one observation. It lasts from the end of the one before,
-or from when the worker got something to read, and is void where the worker wrote beside. Writing: the sums over time of what
+Reading: an observation is a stretch in which the worker always had something to read, from when it got it to when it had no more, or
+to the end of a prompt once it has read `_STRETCH_TOKENS`: in between, a step has part of one prompt and part of the next. It is void
+where the worker wrote beside. Writing: the sums over time of what
 ran, so that between its first and its last token a request can tell the mean batch it ran in.
 """
 
@@ -13,9 +14,13 @@ NEWBORN_LEGS = 8
 """Of a new engine, not learnt from: it compiles, captures graphs and fills caches meanwhile."""
 
 
-class ReadingSeen(NamedTuple):
-    """`pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens `u`."""
+_STRETCH_TOKENS = 16_384
 
+
+class ReadingSeen(NamedTuple):
+    """`steps` ended with a prompt; `pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens `u`."""
+
+    steps: int
     prompts: int
     tokens: int
     pairs: float
@@ -45,10 +50,10 @@ class Meter(msgspec.Struct, eq=False, omit_defaults=True):
     """One worker's; `newborn` counts down its first legs."""
 
     newborn: int = NEWBORN_LEGS
-    # the group of prompts that ended last, and since when the worker has been at the next one
+    # the stretch under way: since when, and what was read of it up to when
     since: float = 0.0
-    ended: float = 0.0
-    began: float = 0.0
+    until: float = 0.0
+    steps: int = 0
     prompts: int = 0
     tokens: int = 0
     pairs: float = 0.0
@@ -61,32 +66,43 @@ class Meter(msgspec.Struct, eq=False, omit_defaults=True):
     kv_token_s: float = 0.0
     read_tokens: int = 0
 
-    def idle_until(self, at: float) -> None:
+    def has_to_read(self, at: float) -> None:
         """It had nothing to read, and gets something now."""
-        self.since = at
+        self._begin_stretch(at)
 
-    def read(self, at: float, tokens: int, cached: int) -> ReadingSeen | None:
-        """A prompt with `tokens` uncached ones was read by now; the observation that this closes, if any."""
+    def read(self, at: float, tokens: int, cached: int, *, is_last: bool) -> ReadingSeen | None:
+        """A prompt with `tokens` uncached ones was read by now; `is_last` where no other waits. The observation that this ends,
+        if any: with the stretch, or with the step before this one."""
         self.read_tokens += tokens
-        if self.newborn:
-            self.newborn -= 1
-            self.since = at
-            return None
         seen = None
-        if self.prompts and at > self.ended:
-            if not self.is_mixed and self.ended > self.began:
-                seen = ReadingSeen(self.prompts, self.tokens, self.pairs, self.ended - self.began)
-            self.prompts = self.tokens = 0
-            self.pairs = 0.0
-            self.is_mixed = False
-        if not self.prompts:
-            self.began = self.since
+        if self.tokens >= _STRETCH_TOKENS and at > self.until:
+            seen = self._seen()
+            self._begin_stretch(self.until)
+        self.steps += at > self.until or not self.prompts
         self.prompts += 1
         self.tokens += tokens
         self.pairs += tokens * (tokens + 2.0 * cached)
         self.is_mixed |= self.writing > 0
-        self.ended = self.since = at
+        self.until = at
+        if is_last:
+            seen = self._seen() or seen
+            self._begin_stretch(at)
+        if self.newborn:
+            self.newborn -= 1
+            self.is_mixed = True
         return seen
+
+    def _seen(self) -> ReadingSeen | None:
+        seconds = self.until - self.since
+        if self.is_mixed or not self.tokens or seconds <= 0:
+            return None
+        return ReadingSeen(self.steps, self.prompts, self.tokens, self.pairs, seconds)
+
+    def _begin_stretch(self, at: float) -> None:
+        self.since = self.until = at
+        self.steps = self.prompts = self.tokens = 0
+        self.pairs = 0.0
+        self.is_mixed = self.newborn > 0
 
     def advance(self, at: float) -> None:
         if at > self.at:

@@ -12,13 +12,14 @@ from twinpool.core.law import CostPrior
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.policy.fits import Fit, FitRecord
 
-_PRIOR_WEIGHT = 2.0
+_PRIOR_WEIGHT = 10.0
 
 
 class KindCosts:
     """The present estimates for one kind; seconds. `budget` tokens a step, None where the engine does not tell."""
 
     __slots__ = (
+        "a_prompt_s",
         "handoff_s",
         "handoff_token_s",
         "mixed_s",
@@ -33,9 +34,10 @@ class KindCosts:
     )
 
     def __init__(
-        self, reading: list[float], step: list[float], handoff: list[float], mixed_s: float, most_batch: float
+        self, reading: list[float], step: list[float], handoff: list[float], mixed_s: float, most_batch: float, a_prompt_s: float
     ) -> None:
         self.read_s, self.read_token_s, self.read_pair_s = reading
+        self.a_prompt_s = a_prompt_s
         self.step_s, self.step_sequence_s, self.step_kv_token_s, self.mixed_token_s = step
         self.handoff_s, self.handoff_token_s = handoff
         self.mixed_s = mixed_s
@@ -43,7 +45,7 @@ class KindCosts:
 
     def read(self, tokens: int, cached: int) -> float:
         """One prompt among others: what a worker that has more to read takes for it."""
-        return tokens * (self.read_token_s + self.read_pair_s * (tokens + 2.0 * cached))
+        return self.a_prompt_s + tokens * (self.read_token_s + self.read_pair_s * (tokens + 2.0 * cached))
 
     def step(self, batch: float, kv_tokens: float, chunk: float = 0.0) -> float:
         seconds = self.step_s + self.step_sequence_s * batch + self.step_kv_token_s * kv_tokens
@@ -66,6 +68,7 @@ class _Kind:
         self.step = Fit(4, prior=_step_prior(prior), enough=16)
         self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8)
         self.mixed_s = prior.mixed_s if prior is not None else 0.0
+        self.steps_a_prompt = 0.5  # that end with a prompt: short ones are read several at once
         self.costs: KindCosts | None = None
         self.renew()
 
@@ -77,13 +80,14 @@ class _Kind:
         most = inf if self.step.is_prior_whole else self.step.seen_most[1]
         if not step[3]:  # nobody has read beside writing yet
             step = [*step[:3], reading[1]]
-        self.costs = KindCosts(reading, step, handoff, self.mixed_s, most)
+        self.costs = KindCosts(reading, step, handoff, self.mixed_s, most, reading[0] * self.steps_a_prompt)
 
 
 class KindRecord(msgspec.Struct):
     reading: FitRecord
     step: FitRecord
     handoff: FitRecord
+    steps_a_prompt: float
 
 
 class Costs:
@@ -99,7 +103,9 @@ class Costs:
         return (found or self._kind(kind)).costs
 
     def read(self, kind: str, seen: ReadingSeen) -> None:
-        self._learn(self._kind(kind), "reading", (1.0, seen.tokens, seen.pairs), seen.seconds)
+        of = self._kind(kind)
+        of.steps_a_prompt += 0.02 * (seen.steps / seen.prompts - of.steps_a_prompt)
+        self._learn(of, "reading", (seen.steps, seen.tokens, seen.pairs), seen.seconds)
 
     def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None:
         x = (1.0, seen.batch, seen.kv_tokens, seen.read_tokens / steps)
@@ -118,7 +124,7 @@ class Costs:
 
     def remember(self) -> dict[str, KindRecord]:
         return {
-            name: KindRecord(kind.reading.remember(), kind.step.remember(), kind.handoff.remember())
+            name: KindRecord(kind.reading.remember(), kind.step.remember(), kind.handoff.remember(), kind.steps_a_prompt)
             for name, kind in self._kinds.items()
         }
 
@@ -129,6 +135,7 @@ class Costs:
             kind.reading.recall(of.reading)
             kind.step.recall(of.step)
             kind.handoff.recall(of.handoff)
+            kind.steps_a_prompt = of.steps_a_prompt
             kind.renew()
 
     def _kind(self, name: str) -> _Kind:

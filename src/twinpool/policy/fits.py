@@ -55,6 +55,7 @@ class Fit:
         if y <= 0:
             return
         self.samples += 1
+        guess = 0.0
         if self.coefficients is not None:
             guess = sum(map(_times, self.coefficients, x))
             if guess > 0:
@@ -63,7 +64,9 @@ class Fit:
         for n, value in enumerate(x):
             if value > self.seen_most[n]:
                 self.seen_most[n] = value
-        _add(self._products, self._values, x, y, 1.0 / (y * y))  # the error that counts is the relative one
+        # relative errors count, and by the guess: by `y` itself, what came out short by chance would weigh more
+        scale = guess if guess > 0 else y
+        _add(self._products, self._values, x, y, 1.0 / (scale * scale))
         self._weight += 1.0
         if self.samples % 16 == 0 or (self.coefficients is None and self.samples >= self._enough):
             self.solve()
@@ -108,20 +111,34 @@ def _add(products: list[list[float]], values: list[float], x: Sequence[float], y
 
 
 def _solved(products: list[list[float]], values: list[float]) -> list[float]:
-    """Non-negative least squares by coordinate descent: at most five unknowns, and a warm start is not worth keeping."""
-    size = len(values)
-    scales = [products[n][n] for n in range(size)]
+    """Least squares without negative coefficients: what comes out below 0 is held at 0, the worst first."""
+    free = [n for n in range(len(values)) if products[n][n] > 0]
+    while free:
+        found = _eliminated([[products[n][m] for m in free] for n in free], [values[n] for n in free])
+        worst = min(range(len(free)), key=lambda n: found[n] * products[free[n]][free[n]] ** 0.5)
+        if found[worst] >= 0:
+            coefficients = [0.0] * len(values)
+            for n, value in zip(free, found, strict=True):
+                coefficients[n] = value
+            return coefficients
+        del free[worst]
+    return [0.0] * len(values)
+
+
+def _eliminated(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gauss on a symmetric matrix, scaled to a diagonal of 1 with a ridge: two columns that say the same share what they say."""
+    size = len(right)
+    scale = [matrix[n][n] ** -0.5 for n in range(size)]
+    rows = [[matrix[n][m] * scale[n] * scale[m] for m in range(size)] + [right[n] * scale[n]] for n in range(size)]
+    for n in range(size):
+        rows[n][n] += 1e-6
+    for n in range(size):
+        for below in range(n + 1, size):
+            factor = rows[below][n] / rows[n][n]
+            if factor:
+                rows[below] = [a - factor * b for a, b in zip(rows[below], rows[n], strict=True)]
     found = [0.0] * size
-    for _ in range(400):
-        moved = 0.0
-        for n in range(size):
-            if scales[n] <= 0:
-                continue
-            row = products[n]
-            rest = sum(row[m] * found[m] for m in range(size) if m != n)
-            new = max(0.0, (values[n] - rest) / scales[n])
-            moved = max(moved, abs(new - found[n]) * scales[n] ** 0.5)
-            found[n] = new
-        if moved < 1e-7:
-            break
-    return found if max(found, default=0.0) < inf else [0.0] * size
+    for n in reversed(range(size)):
+        rest = rows[n][size] - sum(rows[n][m] * found[m] for m in range(n + 1, size))
+        found[n] = rest / rows[n][n]
+    return [value * factor for value, factor in zip(found, scale, strict=True)]

@@ -18,11 +18,8 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
     pair_s = max(0.0, (last_s / last - before_s / before) / (last - before))
     chunk = min(budget_tokens or 2048, lengths[-1][0])
     full_s = _between(lengths, chunk) - pair_s * chunk * chunk
-    step = Fit(3, enough=1)
-    for batch, context, ms in profile.decode_step_ms:
-        if batch >= 8:
-            step.add((1.0, batch, batch * context), ms / 1e3)
-    step.solve()
+    rows = [((1.0, batch, batch * context), ms / 1e3, 1.0) for batch, context, ms in profile.decode_step_ms if batch >= 8]
+    step = Fit(3, prior=rows)
     step_s, sequence_s, kv_token_s = step.coefficients or [0.0, 0.0, 0.0]
     few, many = 256, 1024
     of_few, of_many = (_between(lengths, 64 + tokens) - _between(lengths, 64) for tokens in (few, many))

@@ -141,7 +141,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
             assert kind is not None
             cached = prefixes.cached_tokens(prefill.facts.worker, facts.prefix, tokens) if facts.prefix else 0
             on_prefill = _whole(prefill, kind, at, tokens - cached, cached, tokens, answer, itl_s)
-            if on_prefill is not None and on_prefill.keeps_itl:
+            if on_prefill is not None and on_prefill.keeps_itl and _reads_on(prefill, kind, itl_s):
                 return _on(on_prefill, Why.DECODE_FULL, tokens, forecast)
         if chosen is None:
             if not decodes:
@@ -169,13 +169,8 @@ def _whole(
     kv = worker.kv_tokens + 0.5 * answer * batch
     if not _has_kv(worker, kv + worker.prefill_tokens * (worker.reading > 0) + tokens + answer):
         return None
-    left = float(worker.prefill_tokens)
-    queued_s = 0.0
-    if left:
-        queued_s = max(0.0, worker.read_until - at)
-        if worker.read_work_s > queued_s:
-            left *= queued_s / worker.read_work_s
-    total = left + unread
+    queued_s = max(0.0, worker.read_until - at) if worker.prefill_tokens else 0.0
+    total = worker.prefill_tokens + unread  # what a step under way has read counts until it ends: its gap is still to come
     free = (worker.facts.budget_tokens or _BUDGET) - batch
     if free <= 0:
         return None
@@ -190,6 +185,11 @@ def _whole(
     ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s
     read_s = unread / chunk * mixed_s + pairs_s
     return Whole(worker, ttft_s, read_s, keeps_itl=mixed_s + pairs_s / steps <= itl_s)
+
+
+def _reads_on(worker: WorkerView, kind: KindCosts, itl_s: float) -> bool:
+    """Whether it can go on reading at full speed while it writes: else a single answer would hold up all prompts."""
+    return kind.step(1, 0, worker.facts.budget_tokens or _BUDGET) <= itl_s
 
 
 def _is_better(one: Whole, other: Whole) -> bool:
