@@ -68,9 +68,7 @@ class Balance(_Section, frozen=True):
     mode: BalanceMode = BalanceMode.AUTO
     period_s: Seconds = 1.0  # between two looks; 250 ms to 5 s carried the same in simulation, 60 s a third less
     dwell_s: Seconds = 2.0  # between two changes, so that the first one shows; up to 10 s made no difference
-    hysteresis: Annotated[float, msgspec.Meta(ge=1)] = (
-        1.3  # how much worse the present split must be: 3 changes an hour, not 65
-    )
+    hysteresis: Annotated[float, msgspec.Meta(ge=1)] = 1.06  # how much worse the present split must be, by the estimates
     fewest_pressed: Annotated[float, msgspec.Meta(ge=0)] = 0.5  # under half of what a pool can do nobody waits
 
 

@@ -96,17 +96,16 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Balanced(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What balance found: the pressure on each pool (workers' worth of work a worker) and what it would be at the best split; why
-    it proposes that `worker` takes `role`, or why nothing."""
+    """What balance found: the pressure of this split (the share that the present traffic is of what it carries), of the best one and
+    of one pool; why it proposes that `worker` takes `role`, or why nothing."""
 
     why: WhyBalance
     prefill: int = 0
     decode: int = 0
     best_prefill: int | None = None
-    prefill_work: float | None = None
-    decode_work: float | None = None
     pressure: float | None = None
     best_pressure: float | None = None
+    one_pool_pressure: float | None = None
     is_one_pool: bool = False
     worker: str | None = None
     role: Role | None = None

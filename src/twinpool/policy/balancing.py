@@ -1,166 +1,187 @@
 """How many workers each pool should have, looked at once a second.
 
-Work is counted in workers: `prefill_work` of them would read what is asked for, `decode_work` would write it. The pressure on a pool is
-its work over its workers, that of a split the higher of the two; the best split has the lowest. The present one is left when it is
-worse by more than the hysteresis, by one worker at a time: the flip is soft, and what it brought about is looked at before the next.
+The pressure of a split is the share that the present traffic is of what it would carry (`capacity`); the best split has the lowest.
+The present one is left when its pressure is higher by more than the hysteresis, for three looks in a row, by one worker at a time:
+the flip is soft, and what it brought about is looked at before the next.
 
-What a decode pool writes is no measure of what it should: starved, it writes little. So its work is the most of what is offered,
-what stands on it already, its KV, and the handoffs that come in.
+What a decode pool writes is no measure of what it should: starved, it writes little, and would shrink further. So the tokens to
+write are what is asked for or, where that is more (answers got longer, and none has ended yet), what those that run would write.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from twinpool.core.cluster import WorkerView
 from twinpool.core.decisions import Balanced, WhyBalance
 from twinpool.core.law import Law
 from twinpool.core.model import Role
 from twinpool.core.policies import Balance, PoolView
-from twinpool.policy.costs import KindCosts
+from twinpool.policy.capacity import Asked, Kind, carried, carried_by_one_pool
 from twinpool.policy.learning import Learning
 
+_ITL_SHARE = 0.9  # of the objective: what routing lets a step take
 _BACKLOG_S = 1.0  # in which what waits should be read
-_SETTLE_S = 3.0  # another split must look better for so long: three looks in a row
-_LINK_SHARE = 0.6  # of the handoff's bandwidth, beyond which handoffs wait for one another
-_MIXED_SHARE = 0.45  # of the ITL objective, at most, that is kept free for prompts read beside
-_MOST_BEYOND = 1.5  # of the largest batch seen: further no line is trusted
+_LOOKS = 3  # for which another split must look better
+_ONE_POOL_BETTER = 1.03  # by so much one pool must carry more before everybody does everything, and so much less to end it
+_LINK_SHARE = 0.6  # of a handoff's bandwidth, beyond which handoffs wait for one another
 
 
-class Capacity(NamedTuple):
-    """Of one worker. `batch`: sequences at once within the objective and its KV."""
+class _Split:
+    """Both pools by kinds, and what they would carry with others in them."""
 
-    batch: float
-    decode_tokens_s: float
+    def __init__(self, asked: Asked, kinds: dict[str, Kind], prefills: Counter[str], decodes: Counter[str], itl_s: float) -> None:
+        self.asked = asked
+        self.kinds = kinds
+        self.prefills = prefills
+        self.decodes = decodes
+        self.itl_s = itl_s
+
+    def pressure(self, moved: str | None = None, role: Role | None = None, count: int = 1) -> float:
+        """With `count` workers of the kind `moved` in the pool `role` instead of the other."""
+        prefills, decodes = self.prefills, self.decodes
+        if moved is not None:
+            change = Counter({moved: count if role is Role.PREFILL else -count})
+            prefills, decodes = prefills.copy(), decodes.copy()
+            prefills.update(change)
+            decodes.subtract(change)
+        times = carried(self.asked, self.kinds, prefills, decodes, self.itl_s)
+        ingress = self._ingress(decodes)
+        return max(1.0 / times if times > 0 else 1e9, ingress)
+
+    def one_pool_pressure(self) -> float:
+        times = carried_by_one_pool(self.asked, self.kinds, self.prefills + self.decodes, self.itl_s)
+        return 1.0 / times if times > 0 else 1e9
+
+    def _ingress(self, decodes: Counter[str]) -> float:
+        """Of the links into the decode pool."""
+        able = sum(count / kind.costs.handoff_token_s for name, count in decodes.items() if (kind := self.kinds[name]).costs.handoff_token_s)
+        return self.asked.reads / (_LINK_SHARE * able) if able else 0.0
 
 
 def least_pressure(law: Law, learning: Learning) -> Balance:
     """The law's balance."""
     settings = law.balance
-    itl_s = law.objectives.slo_itl_s
 
     def balance(view: PoolView, changed_at: float) -> Balanced:
         prefills = [worker for worker in view.workers if worker.role is Role.PREFILL]
         decodes = [worker for worker in view.workers if worker.role is Role.DECODE]
         found = Balanced(WhyBalance.GOOD, prefill=len(prefills), decode=len(decodes))
-        if not prefills and not decodes:
-            return _said(found, WhyBalance.FIXED)
-        if len(prefills) + len(decodes) < 2:
-            return _said(found, WhyBalance.ALONE)
-        work = _work(view, prefills, decodes)
-        if work is None:
-            return _said(found, WhyBalance.NOT_KNOWN)
-        return _decide(found, work, prefills, decodes, view, changed_at)
-
-    def _work(
-        view: PoolView, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]
-    ) -> tuple[float, float, bool] | None:
-        """Workers' worth of prefill and of decode, and whether any split can keep the objective."""
         both = [*prefills, *decodes]
-        kinds = [learning.costs.of(worker.kind) for worker in both]
-        if any(kind is None for kind in kinds):
-            return None
-        kind = kinds[0]
-        assert kind is not None
-        at = view.at
-        rate, tokens, squares, answers = learning.demand.offered(at)
-        reading = kind.read_token_s * tokens + kind.read_pair_s * squares
-        unread_s = sum(max(0.0, worker.read_until - at) for worker in both)
-        backlog_s = unread_s + kind.read_token_s * view.waiting_tokens
-        prefill_work = reading + min(backlog_s / _BACKLOG_S, 0.3 * reading + 0.25)
-        if not rate:
-            return prefill_work, _standing(both, 1e9), True
-        answer = answers / rate
-        context = tokens / rate + answer / 2
-        capacity = capacity_of(kind, both[0], context, itl_s)
-        if capacity is None:
-            return prefill_work, _standing(both, 64.0), False
-        decode_work = max(
-            answers / capacity.decode_tokens_s,
-            (_standing(both, 1.0) + view.waiting) / capacity.batch,
-            kind.handoff_token_s * tokens / _LINK_SHARE,
-        )
-        return prefill_work, decode_work, True
+        if len(both) < 2:
+            return _with(found, WhyBalance.ALONE if len(view.workers) == 1 else WhyBalance.FIXED)
+        split, is_hopeless = _split(view, prefills, decodes)
+        if split is None:
+            return _with(found, WhyBalance.NOT_KNOWN)
+        if not prefills or not decodes:
+            return _fill(found, both, Role.DECODE if prefills else Role.PREFILL)
+        if not split.asked.reads:
+            return _settled(found, WhyBalance.IDLE)
+        return _weigh(found, split, prefills, decodes, view, changed_at, is_hopeless=is_hopeless)
 
-    def _decide(
+    def _split(
+        view: PoolView, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]
+    ) -> tuple[_Split | None, bool]:
+        kinds: dict[str, Kind] = {}
+        for worker in (*prefills, *decodes):
+            if worker.kind not in kinds:
+                costs = learning.costs.of(worker.kind)
+                if costs is None:
+                    return None, False
+                facts = worker.facts
+                kinds[worker.kind] = Kind(costs, facts.kv_capacity_tokens, facts.slots or 256, facts.budget_tokens or 2048)
+        itl_s = _ITL_SHARE * law.objectives.slo_itl_s
+        is_hopeless = all(kind.costs.step(2, 2000) >= itl_s for kind in kinds.values())
+        if is_hopeless:
+            itl_s = 1.0  # nobody can keep it, so nobody is kept for it
+        asked = learning.demand.asked(view.at)
+        writing = sum(_writes_s(worker, kinds[worker.kind], asked.context) for worker in (*prefills, *decodes))
+        unread_s = sum(max(0.0, worker.read_until - view.at) for worker in prefills)
+        a_token_s = next(iter(kinds.values())).costs.read_token_s
+        backlog = view.waiting_tokens + (unread_s / a_token_s if a_token_s else 0.0)
+        waiting = min(backlog / _BACKLOG_S, 0.3 * asked.reads)
+        asked = asked._replace(writes=max(asked.writes, writing), reads=asked.reads + waiting)
+        of = Counter(worker.kind for worker in prefills), Counter(worker.kind for worker in decodes)
+        return _Split(asked, kinds, *of, itl_s), is_hopeless
+
+    def _weigh(
         found: Balanced,
-        work: tuple[float, float, bool],
+        split: _Split,
         prefills: Sequence[WorkerView],
         decodes: Sequence[WorkerView],
         view: PoolView,
         changed_at: float,
+        *,
+        is_hopeless: bool,
     ) -> Balanced:
-        prefill_work, decode_work, _ = work
-        size, now = len(prefills) + len(decodes), len(prefills)
-        pressure = _pressure(prefill_work, decode_work, now, size)
-        best = min(range(1, size), key=lambda n: (_pressure(prefill_work, decode_work, n, size), abs(n - now)))
-        best_pressure = _pressure(prefill_work, decode_work, best, size)
+        pressure = split.pressure()
+        best_pressure, best = pressure, len(prefills)
+        moves: tuple[str, Role] | None = None
+        for role, pool in ((Role.PREFILL, decodes), (Role.DECODE, prefills)):
+            for kind in sorted({worker.kind for worker in pool}):
+                most = min(sum(worker.kind == kind for worker in pool), len(pool) - 1)
+                for count in range(1, most + 1):
+                    other = split.pressure(kind, role, count)
+                    if other < best_pressure:
+                        best_pressure, moves = other, (kind, role)
+                        best = len(prefills) + (count if role is Role.PREFILL else -count)
+        one_pool = split.one_pool_pressure()
         found = Balanced(
-            WhyBalance.GOOD,
-            prefill=now,
-            decode=size - now,
+            WhyBalance.HOPELESS if is_hopeless else WhyBalance.GOOD,
+            prefill=len(prefills),
+            decode=len(decodes),
             best_prefill=best,
-            prefill_work=round(prefill_work, 3),
-            decode_work=round(decode_work, 3),
             pressure=round(pressure, 3) if pressure < 1e6 else None,
-            best_pressure=round(best_pressure, 3),
-            is_one_pool=learning.is_one_pool,
+            best_pressure=round(best_pressure, 3) if best_pressure < 1e6 else None,
+            one_pool_pressure=round(one_pool, 3) if one_pool < 1e6 else None,
+            is_one_pool=_is_one_pool(one_pool, best_pressure),
         )
-        if best == now or pressure <= settings.hysteresis * best_pressure:
-            learning.pressed_since = None
-            return found
+        learning.is_one_pool = found.is_one_pool
+        if found.is_one_pool:
+            return _settled(found, WhyBalance.ONE_POOL)
+        if moves is None or pressure <= settings.hysteresis * best_pressure:
+            return _settled(found, found.why)
+        kind, role = moves
         if pressure <= settings.fewest_pressed:
-            learning.pressed_since = None
-            return _said(found, WhyBalance.EASY)
-        is_empty = not prefills or not decodes
-        if learning.pressed_since is None:
-            learning.pressed_since = view.at
-        if not is_empty and view.at - learning.pressed_since < _SETTLE_S - settings.period_s:
-            return _said(found, WhyBalance.SETTLING)
-        if not is_empty and view.at - changed_at < settings.dwell_s:
-            return _said(found, WhyBalance.RESTING)
-        grows = Role.PREFILL if best > now else Role.DECODE
-        worker = _donor(decodes if grows is Role.PREFILL else prefills, grows)
-        if worker is None:
-            return _said(found, WhyBalance.FIXED)
-        step = now + (1 if grows is Role.PREFILL else -1)
-        if not is_empty and _pressure(prefill_work, decode_work, step, size) >= pressure:
+            return _settled(found, WhyBalance.EASY)
+        learning.looks += 1
+        if learning.looks < _LOOKS:
+            return _with(found, WhyBalance.SETTLING)
+        if view.at - changed_at < settings.dwell_s:
+            return _with(found, WhyBalance.RESTING)
+        donor = _donor([worker for worker in (decodes if role is Role.PREFILL else prefills) if worker.kind == kind], role)
+        if donor is None:
+            return _with(found, WhyBalance.FIXED)
+        if split.pressure(kind, role) >= pressure:
             return found  # what is left of the other pool would be worse off than this one is now
-        why = (
-            WhyBalance.POOL_EMPTY
-            if is_empty
-            else (WhyBalance.PREFILL_SHORT if grows is Role.PREFILL else WhyBalance.DECODE_SHORT)
-        )
-        return _said(found, why, worker.facts.worker, grows)
+        why = WhyBalance.PREFILL_SHORT if role is Role.PREFILL else WhyBalance.DECODE_SHORT
+        return _with(found, why, donor.facts.worker, role)
+
+    def _is_one_pool(one_pool: float, two_pools: float) -> bool:
+        if learning.is_one_pool:
+            return one_pool <= two_pools * _ONE_POOL_BETTER
+        return one_pool * _ONE_POOL_BETTER < two_pools
+
+    def _settled(found: Balanced, why: WhyBalance) -> Balanced:
+        learning.looks = 0
+        return _with(found, why)
 
     return balance
 
 
-def capacity_of(kind: KindCosts, worker: WorkerView, context: float, itl_s: float) -> Capacity | None:
-    """What one worker can write; None where a step for one sequence is over the objective already."""
-    budget = worker.facts.budget_tokens or 2048
-    mixed_s = min(max(0.0, kind.mixed_s + kind.mixed_token_s * budget), _MIXED_SHARE * itl_s)
-    a_sequence_s = kind.step_sequence_s + kind.step_kv_token_s * context
-    left_s = itl_s - mixed_s - kind.step_s
-    if left_s <= a_sequence_s:
-        return None
-    batch = left_s / a_sequence_s if a_sequence_s > 0 else 1e9
-    room = worker.facts.kv_capacity_tokens
-    if room is not None:
-        batch = min(batch, 0.95 * room / context)
-    batch = max(1.0, min(batch, worker.facts.slots or 256, _MOST_BEYOND * kind.most_batch))
-    return Capacity(batch, batch / (kind.step_s + a_sequence_s * batch))
+def _fill(found: Balanced, pool: Sequence[WorkerView], role: Role) -> Balanced:
+    """Somebody for a pool that has nobody, at once: a worker was lost, or all were given the same role."""
+    donor = _donor(pool, role)
+    if donor is None:
+        return _with(found, WhyBalance.FIXED)
+    return _with(found, WhyBalance.POOL_EMPTY, donor.facts.worker, role)
 
 
-def _standing(workers: Sequence[WorkerView], batch: float) -> float:
-    """Sequences that are written, or will be once they are read: those have their room already."""
-    return sum(worker.sequences - worker.reading for worker in workers) / batch
-
-
-def _pressure(prefill_work: float, decode_work: float, prefills: int, size: int) -> float:
-    decodes = size - prefills
-    if not prefills or not decodes:
-        return 1e9
-    return max(prefill_work / prefills, decode_work / decodes)
+def _writes_s(worker: WorkerView, kind: Kind, context: float) -> float:
+    """What it would write in a second with what it has, did it nothing else."""
+    batch = worker.sequences - worker.reading
+    return batch / kind.costs.step(batch, batch * context) if batch else 0.0
 
 
 def _donor(pool: Sequence[WorkerView], role: Role) -> WorkerView | None:
@@ -171,18 +192,5 @@ def _donor(pool: Sequence[WorkerView], role: Role) -> WorkerView | None:
     return min(able, key=lambda worker: (worker.prefill_tokens, worker.facts.worker), default=None)
 
 
-def _said(found: Balanced, why: WhyBalance, worker: str | None = None, role: Role | None = None) -> Balanced:
-    return Balanced(
-        why,
-        found.prefill,
-        found.decode,
-        found.best_prefill,
-        found.prefill_work,
-        found.decode_work,
-        found.pressure,
-        found.best_pressure,
-        found.is_one_pool,
-        worker,
-        role,
-    )
-
+def _with(found: Balanced, why: WhyBalance, worker: str | None = None, role: Role | None = None) -> Balanced:
+    return msgspec.structs.replace(found, why=why, worker=worker, role=role)

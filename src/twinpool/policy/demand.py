@@ -9,6 +9,7 @@ from math import exp
 import msgspec
 
 from twinpool.core.model import RequestFacts, Usage
+from twinpool.policy.capacity import Asked
 
 _OUTPUT_TOKENS = 200.0  # before any answer has ended
 _OUTPUT_RATE = 0.02  # the mean of about the last 50 answers of the class
@@ -22,6 +23,7 @@ class DemandRecord(msgspec.Struct):
     square_tokens: list[float]
     output_tokens: list[float]
     began: float | None
+    answers: list[int]
 
 
 class Demand:
@@ -29,7 +31,7 @@ class Demand:
 
     def __init__(self, long_prompt_tokens: int) -> None:
         self._border = long_prompt_tokens
-        self._now = DemandRecord(0.0, [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [_OUTPUT_TOKENS, _OUTPUT_TOKENS], None)
+        self._now = DemandRecord(0.0, [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [_OUTPUT_TOKENS, _OUTPUT_TOKENS], None, [0, 0])
 
     def class_of(self, prompt_tokens: int) -> int:
         return int(prompt_tokens > self._border)
@@ -52,16 +54,32 @@ class Demand:
     def finished(self, usage: Usage) -> None:
         of = int(usage.prompt_tokens > self._border)
         usual = self._now.output_tokens
-        usual[of] += _OUTPUT_RATE * (usage.completion_tokens - usual[of])
+        self._now.answers[of] += 1
+        usual[of] += max(_OUTPUT_RATE, 1 / self._now.answers[of]) * (usage.completion_tokens - usual[of])
 
-    def offered(self, at: float) -> tuple[float, float, float, float]:
-        """A second: requests, prompt tokens, their squares, tokens of answers."""
+    def asked(self, at: float) -> Asked:
+        """A second, by what arrived lately and how long answers are."""
         self._fade(at)
         now = self._now
         seen_s = at - now.began if now.began is not None else 0.0
         span_s = _MEMORY_S * (1.0 - exp(-seen_s / _MEMORY_S)) if seen_s > 0 else _MEMORY_S
-        outputs = sum(rate * output for rate, output in zip(now.rate, now.output_tokens, strict=True))
-        return sum(now.rate) / span_s, sum(now.prompt_tokens) / span_s, sum(now.square_tokens) / span_s, outputs / span_s
+        (short, long), (short_tokens, long_tokens) = now.rate, now.prompt_tokens
+        requests, tokens = short + long, short_tokens + long_tokens
+        writes = sum(rate * output for rate, output in zip(now.rate, now.output_tokens, strict=True))
+        written_at = sum(
+            output * (of_prompts + rate * output / 2)
+            for rate, of_prompts, output in zip(now.rate, now.prompt_tokens, now.output_tokens, strict=True)
+        )
+        return Asked(
+            reads=tokens / span_s,
+            squares=sum(now.square_tokens) / span_s,
+            writes=writes / span_s,
+            context=written_at / writes if writes else 1.0,
+            requests=requests / span_s,
+            short_share=short_tokens / tokens if tokens else 1.0,
+            short_tokens=short_tokens / short if short else 0.0,
+            long_tokens=long_tokens / long if long else 0.0,
+        )
 
     def _fade(self, at: float) -> None:
         now = self._now

@@ -16,22 +16,22 @@ class _Record(msgspec.Struct):
     demand: DemandRecord
     prefixes: dict[str, list[int]]
     is_one_pool: bool
-    pressed_since: float | None
+    looks: int
 
 
 _DECODER = msgspec.json.Decoder(_Record)
 
 
 class Learning:
-    """`is_one_pool` is balance's word to routing: everybody does everything. `pressed_since` its own: since when another split
-    has looked better."""
+    """`is_one_pool` is balance's word to routing: everybody does everything. `looks` its own: how often in a row
+    another split has looked better."""
 
     def __init__(self, law: Law) -> None:
         self.costs = Costs(law.priors)
         self.demand = Demand(law.objectives.long_prompt_tokens)
         self.prefixes = Prefixes()
         self.is_one_pool = False
-        self.pressed_since: float | None = None
+        self.looks = 0
 
     def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None:
         self.demand.arrived(at, prompt_tokens)
@@ -56,7 +56,7 @@ class Learning:
 
     def remember(self) -> msgspec.Raw:
         record = _Record(
-            self.costs.remember(), self.demand.remember(), self.prefixes.remember(), self.is_one_pool, self.pressed_since
+            self.costs.remember(), self.demand.remember(), self.prefixes.remember(), self.is_one_pool, self.looks
         )
         return msgspec.Raw(msgspec.json.encode(record))
 
@@ -66,7 +66,7 @@ class Learning:
         self.demand.recall(record.demand)
         self.prefixes.recall(record.prefixes)
         self.is_one_pool = record.is_one_pool
-        self.pressed_since = record.pressed_since
+        self.looks = record.looks
 
 
 _: type[Learner] = Learning
