@@ -7,25 +7,40 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.books import Books
 from twinpool.core.cluster import Worker
-from twinpool.core.decisions import Choice, Decision
+from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.endings import release, retry
 from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
 from twinpool.core.model import Dialect, Leg
 from twinpool.core.requests import Request
 
+_LOOKED_AT = 64
+"""Of those that wait: enough for every worker to find a prompt that fits."""
+
 
 def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
-    """Send on its way whoever can go."""
+    """Send on its way whoever can go. While the first one waits, a shorter one behind it may go where the first has no use for the
+    room: to be read beside what a worker writes. (One as long as another that could not is not asked.)"""
     for lane in books.waiting.lanes():
-        while (request := books.waiting.head(lane)) is not None:
-            decision = books.policies.route(request.pending(at), books.cluster.routable(lane.model, at))
-            if decision.choice is Choice.WAIT:
-                if not request.shown_waiting:
-                    request.shown_waiting = True
-                    out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+        workers = books.cluster.routable(lane.model, at)
+        ahead = 0
+        shortest: int | None = None
+        for request in books.waiting.first(lane, _LOOKED_AT):
+            if shortest is not None and request.prompt_tokens >= shortest:
+                ahead += request.prompt_tokens
+                continue
+            decision = books.policies.route(request.pending(at, ahead), workers)
+            is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
+            if decision.choice is not Choice.WAIT and is_let_by:
+                books.waiting.remove(request)
+                _start(books, request, decision, out)
+                continue
+            if not request.shown_waiting and decision.choice is Choice.WAIT:
+                request.shown_waiting = True
+                out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+            if decision.forecast is None:
                 break
-            books.waiting.remove(request)
-            _start(books, request, decision, out)
+            shortest = request.prompt_tokens
+            ahead += request.prompt_tokens
 
 
 def _start(books: Books, request: Request, decision: Decision, out: list[do.Command]) -> None:

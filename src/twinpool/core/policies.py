@@ -16,7 +16,8 @@ from twinpool.core.model import RequestFacts, Usage
 
 class Pending(NamedTuple):
     """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none.
-    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest."""
+    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest. Those that wait before
+    it have `ahead_tokens` of prompts."""
 
     facts: RequestFacts
     prompt_tokens: int
@@ -24,6 +25,7 @@ class Pending(NamedTuple):
     must_continue: bool = False
     failed_handoffs: int = 0
     at: float = 0.0
+    ahead_tokens: int = 0
 
 
 class Entrance(NamedTuple):

@@ -37,8 +37,8 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     def arrived(cls, request: str, facts: RequestFacts, prompt_tokens: int, expires: float) -> "Request":
         return cls(request, facts, prompt_tokens, expires, expires, RequestStory(f"request {request}", RequestState.NEW))
 
-    def pending(self, at: float) -> Pending:
-        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs, at)
+    def pending(self, at: float, ahead_tokens: int = 0) -> Pending:
+        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs, at, ahead_tokens)
 
     def key(self, leg: Leg) -> LegKey:
         return LegKey(self.id, self.attempt, leg)

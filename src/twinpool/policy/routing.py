@@ -119,11 +119,12 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
             handoff_s = decodes[0][2].handoff(tokens)
         else:
             handoff_s = 0.0
-        if prefill is not None:
+        if prefill is not None and not pending.ahead_tokens:
             pair_s = prefill_s + handoff_s + 1.5 * step_s
         elif readers:
             kind = decodes[0][2] if decodes else costs.of(workers[0].kind)
-            pair_s = backlog_s / readers + (kind.read(tokens, 0) if kind else 0.0) + handoff_s + 1.5 * step_s
+            of_kind = kind.read(tokens, 0) + kind.read_token_s * pending.ahead_tokens / readers if kind else 0.0
+            pair_s = backlog_s / readers + of_kind + handoff_s + 1.5 * step_s
         else:
             pair_s = inf
         is_whole_open = whole is not None and whole.keeps_itl
