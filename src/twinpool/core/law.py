@@ -29,8 +29,9 @@ class CostPrior(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`priors` by kind of worker (`core.model.kind_of`); the one for "" is for kinds that have none of their own."""
+    """Where it `learns` nothing and has no priors, the least loaded worker is chosen. `priors` by kind of worker (`core.model.kind_of`); the one for "" is for kinds that have none of their own."""
 
     objectives: Objectives = Objectives()
     balance: Balance = Balance()
     priors: dict[str, CostPrior] = {}
+    learns: bool = True

@@ -74,6 +74,9 @@ Balance = Callable[[PoolView, float], Balanced]
 class Learner(Protocol):
     """What the policies keep in mind of what they saw: costs by kind of worker, what is asked for, who holds which beginnings."""
 
+    def is_known(self, kind: str) -> bool:
+        """Whether its costs are."""
+
     def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None: ...
     def finished(self, facts: RequestFacts, usage: Usage) -> None: ...
     def read(self, kind: str, seen: ReadingSeen) -> None: ...

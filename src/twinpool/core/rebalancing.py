@@ -36,14 +36,18 @@ def start_ticking(books: Books, at: float) -> None:
     """Somebody asked for something."""
     balance = books.balance
     balance.asked_at = at
-    if balance.next_tick is None and books.law.balance.mode is not BalanceMode.OFF and _can_change(books):
+    if balance.next_tick is None and not books.is_draining and books.law.balance.mode is not BalanceMode.OFF and _can_change(books):
         balance.next_tick = at + books.law.balance.period_s
         books.alarm(balance.next_tick)
 
 
 def _can_change(books: Books) -> bool:
+    """Somebody may stand in either pool, and what that is worth is known."""
     return any(
-        Role.PREFILL in worker.facts.allowed_roles and Role.DECODE in worker.facts.allowed_roles for worker in books.cluster
+        Role.PREFILL in worker.facts.allowed_roles
+        and Role.DECODE in worker.facts.allowed_roles
+        and books.policies.learner.is_known(worker.kind)
+        for worker in books.cluster
     )
 
 

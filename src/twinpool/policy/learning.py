@@ -27,11 +27,15 @@ class Learning:
     another split has looked better."""
 
     def __init__(self, law: Law) -> None:
+        self._learns = law.learns
         self.costs = Costs(law.priors)
         self.demand = Demand(law.objectives.long_prompt_tokens)
         self.prefixes = Prefixes()
         self.is_one_pool = False
         self.looks = 0
+
+    def is_known(self, kind: str) -> bool:
+        return self.costs.of(kind) is not None
 
     def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None:
         self.demand.arrived(at, prompt_tokens)
@@ -40,13 +44,16 @@ class Learning:
         self.demand.finished(usage)
 
     def read(self, kind: str, seen: ReadingSeen) -> None:
-        self.costs.read(kind, seen)
+        if self._learns:
+            self.costs.read(kind, seen)
 
     def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None:
-        self.costs.wrote(kind, seen, steps)
+        if self._learns:
+            self.costs.wrote(kind, seen, steps)
 
     def handed_over(self, kind: str, tokens: int, seconds: float) -> None:
-        self.costs.handed_over(kind, tokens, seconds)
+        if self._learns:
+            self.costs.handed_over(kind, tokens, seconds)
 
     def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
         self.prefixes.holds(worker, prefix)
