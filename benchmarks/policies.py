@@ -297,6 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], help="profile,traffic,itl_s; * for any; may be repeated")
     parser.add_argument("--arms", default="law,colocated,static")
+    parser.add_argument("--budgets", type=lambda text: [int(each) for each in text.split(",")], help="only these")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=_CACHED)
@@ -304,7 +305,7 @@ def main() -> None:
     arms = options.arms.split(",")
     chosen = [cell for cell in cells() if not options.only or any(_matches(cell, each) for each in options.only)]
     kept = Kept(options.cache, digest())
-    todo = [(cell, way) for cell in chosen for way in ways(set(arms)) if kept.get(_key(cell, way, options.seeds)) is None]
+    todo = [(cell, way) for cell in chosen for way in ways(set(arms)) if _is_asked(way, options.budgets) and kept.get(_key(cell, way, options.seeds)) is None]
     with ProcessPoolExecutor(options.jobs) as pool:
         asked = {pool.submit(figure, cell, way, options.seeds): (cell, way) for cell, way in todo}
         for n, done in enumerate(as_completed(asked), 1):
@@ -313,6 +314,10 @@ def main() -> None:
             kept.add(_key(cell, way, options.seeds), found)
             print(f"{n}/{len(todo)} {cell}: {way}: {found.rate_req_s:.1f} req/s, {found.took_s:.0f} s", file=sys.stderr)
     print("\n".join(table(kept, chosen, arms, options.seeds)))
+
+
+def _is_asked(way: Way, budgets: list[int] | None) -> bool:
+    return not budgets or way.budget_tokens in budgets
 
 
 def _matches(cell: Cell, asked: str) -> bool:

@@ -22,7 +22,10 @@ from twinpool.policy.capacity import Asked, Kind, carried, carried_by_one_pool
 from twinpool.policy.learning import Learning
 
 _ITL_SHARE = 0.9  # of the objective: what routing lets a step take
-_BACKLOG_S = 1.0  # in which what waits should be read
+_BACKLOG_S = 1.0  # in which what waits should be served
+_MOST_BACKLOG = 0.3  # of what is asked for, that what waits counts as: one long queue must not turn a whole fleet
+_FEWEST_ANSWERS = 20  # that have ended, before anything is said of what answers take
+_PATIENCE_S = 20.0  # for those
 _LOOKS = 3  # for which another split must look better
 _ONE_POOL_BETTER = 1.03  # by so much one pool must carry more before everybody does everything, and so much less to end it
 _LINK_SHARE = 0.6  # of a handoff's bandwidth, beyond which handoffs wait for one another
@@ -76,6 +79,8 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             return _with(found, WhyBalance.NOT_KNOWN)
         if not prefills or not decodes:
             return _fill(found, both, Role.DECODE if prefills else Role.PREFILL)
+        if learning.demand.answers < _FEWEST_ANSWERS and learning.demand.seen_s(view.at) < _PATIENCE_S:
+            return _with(found, WhyBalance.NOT_KNOWN)
         if not split.asked.reads:
             return _settled(found, WhyBalance.IDLE)
         return _weigh(found, split, prefills, decodes, view, changed_at, is_hopeless=is_hopeless)
@@ -97,11 +102,12 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             itl_s = 1.0  # nobody can keep it, so nobody is kept for it
         asked = learning.demand.asked(view.at)
         writing = sum(_writes_s(worker, kinds[worker.kind], asked.context) for worker in (*prefills, *decodes))
-        unread_s = sum(max(0.0, worker.read_until - view.at) for worker in prefills)
-        a_token_s = next(iter(kinds.values())).costs.read_token_s
-        backlog = view.waiting_tokens + (unread_s / a_token_s if a_token_s else 0.0)
-        waiting = min(backlog / _BACKLOG_S, 0.3 * asked.reads)
-        asked = asked._replace(writes=max(asked.writes, writing), reads=asked.reads + waiting)
+        waiting = min(view.waiting_tokens / _BACKLOG_S, _MOST_BACKLOG * asked.reads)  # who waits must be read, and written too
+        answer = asked.writes / asked.requests if asked.requests else 0.0
+        asked = asked._replace(
+            reads=asked.reads + waiting,
+            writes=max(asked.writes + min(view.waiting * answer / _BACKLOG_S, _MOST_BACKLOG * asked.writes), writing),
+        )
         of = Counter(worker.kind for worker in prefills), Counter(worker.kind for worker in decodes)
         return _Split(asked, kinds, *of, itl_s), is_hopeless
 

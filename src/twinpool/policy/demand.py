@@ -57,11 +57,20 @@ class Demand:
         self._now.answers[of] += 1
         usual[of] += max(_OUTPUT_RATE, 1 / self._now.answers[of]) * (usage.completion_tokens - usual[of])
 
+    @property
+    def answers(self) -> int:
+        """That have ended."""
+        return sum(self._now.answers)
+
+    def seen_s(self, at: float) -> float:
+        """Since when something is asked for."""
+        return at - self._now.began if self._now.began is not None else 0.0
+
     def asked(self, at: float) -> Asked:
         """A second, by what arrived lately and how long answers are."""
         self._fade(at)
         now = self._now
-        seen_s = at - now.began if now.began is not None else 0.0
+        seen_s = self.seen_s(at)
         span_s = _MEMORY_S * (1.0 - exp(-seen_s / _MEMORY_S)) if seen_s > 0 else _MEMORY_S
         (short, long), (short_tokens, long_tokens) = now.rate, now.prompt_tokens
         requests, tokens = short + long, short_tokens + long_tokens
