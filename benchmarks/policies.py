@@ -93,9 +93,7 @@ def _burst(rate: float) -> Arrivals:
 
 
 _DRIFT = Drift(start=short_and_long(0.0), to=short_and_long(1.0), points=((0, 0.1), (150, 0.7), (300, 0.1)))
-_SWING = Swing(
-    one=short_and_long(0.6, output=Exactly(60)), other=short_and_long(0.1, output=Exactly(500)), every_s=120.0
-)
+_SWING = Swing(one=short_and_long(0.6, output=Exactly(60)), other=short_and_long(0.1, output=Exactly(500)), every_s=120.0)
 TRAFFICS = {
     "50": Kind(_of(_poisson, short_and_long(0.4, output=Uniform(25, 75))), 100.0),
     "200": Kind(_of(_poisson, short_and_long(0.4)), 100.0),
@@ -305,7 +303,12 @@ def main() -> None:
     arms = options.arms.split(",")
     chosen = [cell for cell in cells() if not options.only or any(_matches(cell, each) for each in options.only)]
     kept = Kept(options.cache, digest())
-    todo = [(cell, way) for cell in chosen for way in ways(set(arms)) if _is_asked(way, options.budgets) and kept.get(_key(cell, way, options.seeds)) is None]
+    todo = [
+        (cell, way)
+        for cell in chosen
+        for way in ways(set(arms))
+        if _is_asked(way, options.budgets) and kept.get(_key(cell, way, options.seeds)) is None
+    ]
     with ProcessPoolExecutor(options.jobs) as pool:
         asked = {pool.submit(figure, cell, way, options.seeds): (cell, way) for cell, way in todo}
         for n, done in enumerate(as_completed(asked), 1):

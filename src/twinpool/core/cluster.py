@@ -50,6 +50,8 @@ class WorkerView(Protocol):
     @property
     def kind(self) -> str: ...
     @property
+    def meter(self) -> Meter: ...
+    @property
     def kv_tokens(self) -> int:
         """Prompt tokens whose KV its running sequences hold or will hold."""
 

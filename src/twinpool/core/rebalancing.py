@@ -36,7 +36,12 @@ def start_ticking(books: Books, at: float) -> None:
     """Somebody asked for something."""
     balance = books.balance
     balance.asked_at = at
-    if balance.next_tick is None and not books.is_draining and books.law.balance.mode is not BalanceMode.OFF and _can_change(books):
+    if (
+        balance.next_tick is None
+        and not books.is_draining
+        and books.law.balance.mode is not BalanceMode.OFF
+        and _can_change(books)
+    ):
         balance.next_tick = at + books.law.balance.period_s
         books.alarm(balance.next_tick)
 

@@ -34,12 +34,21 @@ _LINK_SHARE = 0.6  # of a handoff's bandwidth, beyond which handoffs wait for on
 class _Split:
     """Both pools by kinds, and what they would carry with others in them."""
 
-    def __init__(self, asked: Asked, kinds: dict[str, Kind], prefills: Counter[str], decodes: Counter[str], itl_s: float) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        kinds: dict[str, Kind],
+        prefills: Counter[str],
+        decodes: Counter[str],
+        itl_s: float,
+        arriving: float,
+    ) -> None:
         self.asked = asked
         self.kinds = kinds
         self.prefills = prefills
         self.decodes = decodes
         self.itl_s = itl_s
+        self.arriving = arriving
 
     def pressure(self, moved: str | None = None, role: Role | None = None, count: int = 1) -> float:
         """With `count` workers of the kind `moved` in the pool `role` instead of the other."""
@@ -59,8 +68,12 @@ class _Split:
 
     def _ingress(self, decodes: Counter[str]) -> float:
         """Of the links into the decode pool."""
-        able = sum(count / kind.costs.handoff_token_s for name, count in decodes.items() if (kind := self.kinds[name]).costs.handoff_token_s)
-        return self.asked.reads / (_LINK_SHARE * able) if able else 0.0
+        able = sum(
+            count / kind.costs.handoff_token_s
+            for name, count in decodes.items()
+            if (kind := self.kinds[name]).costs.handoff_token_s
+        )
+        return self.arriving / (_LINK_SHARE * able) if able else 0.0
 
 
 def least_pressure(law: Law, learning: Learning) -> Balance:
@@ -85,9 +98,7 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             return _settled(found, WhyBalance.IDLE)
         return _weigh(found, split, prefills, decodes, view, changed_at, is_hopeless=is_hopeless)
 
-    def _split(
-        view: PoolView, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]
-    ) -> tuple[_Split | None, bool]:
+    def _split(view: PoolView, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]) -> tuple[_Split | None, bool]:
         kinds: dict[str, Kind] = {}
         for worker in (*prefills, *decodes):
             if worker.kind not in kinds:
@@ -101,7 +112,11 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
         if is_hopeless:
             itl_s = 1.0  # nobody can keep it, so nobody is kept for it
         asked = learning.demand.asked(view.at)
-        writing = sum(_writes_s(worker, kinds[worker.kind], asked.context) for worker in (*prefills, *decodes))
+        writing = 0.0
+        for worker in (*prefills, *decodes):
+            read_s = learning.reading_of(worker.facts.worker, view.at, worker.meter.read_tokens)
+            writing += _writes_s(worker, kinds[worker.kind], asked.context, read_s)
+        arriving = asked.reads  # by handoffs, at most
         waiting = min(view.waiting_tokens / _BACKLOG_S, _MOST_BACKLOG * asked.reads)  # who waits must be read, and written too
         answer = asked.writes / asked.requests if asked.requests else 0.0
         asked = asked._replace(
@@ -109,7 +124,7 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             writes=max(asked.writes + min(view.waiting * answer / _BACKLOG_S, _MOST_BACKLOG * asked.writes), writing),
         )
         of = Counter(worker.kind for worker in prefills), Counter(worker.kind for worker in decodes)
-        return _Split(asked, kinds, *of, itl_s), is_hopeless
+        return _Split(asked, kinds, *of, itl_s, arriving), is_hopeless
 
     def _weigh(
         found: Balanced,
@@ -184,10 +199,13 @@ def _fill(found: Balanced, pool: Sequence[WorkerView], role: Role) -> Balanced:
     return _with(found, WhyBalance.POOL_EMPTY, donor.facts.worker, role)
 
 
-def _writes_s(worker: WorkerView, kind: Kind, context: float) -> float:
-    """What it would write in a second with what it has, did it nothing else."""
+def _writes_s(worker: WorkerView, kind: Kind, context: float, reads_s: float) -> float:
+    """Tokens a second that it writes by now with what it has, in the time that `reads_s` prompt tokens a second leave it."""
     batch = worker.sequences - worker.reading
-    return batch / kind.costs.step(batch, batch * context) if batch else 0.0
+    if not batch:
+        return 0.0
+    left = max(0.1, 1.0 - reads_s * kind.costs.mixed_token_s)
+    return batch * left / kind.costs.step(batch, batch * context)
 
 
 def _donor(pool: Sequence[WorkerView], role: Role) -> WorkerView | None:

@@ -73,9 +73,7 @@ def _highest(is_carried: Callable[[float], bool]) -> float:
     return low
 
 
-def _is_carried(
-    asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, itl_s: float, times: float
-) -> bool:
+def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, itl_s: float, times: float) -> bool:
     reads, writes = asked.reads * times, asked.writes * times
     able_s = {name: _alone_tokens_s(kinds[name], asked.context, itl_s) for name, count in decodes.items() if count}
     total_s = sum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
@@ -141,4 +139,3 @@ def _readable_share(asked: Asked, chunk: float) -> float:
 def _reading_tokens_s(asked: Asked, costs: KindCosts) -> float:
     seconds = costs.a_prompt_s * asked.requests + costs.read_token_s * asked.reads + costs.read_pair_s * asked.squares
     return asked.reads / seconds if seconds > 0 else _MOST
-

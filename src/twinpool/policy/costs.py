@@ -34,7 +34,13 @@ class KindCosts:
     )
 
     def __init__(
-        self, reading: list[float], step: list[float], handoff: list[float], mixed_s: float, most_batch: float, a_prompt_s: float
+        self,
+        reading: list[float],
+        step: list[float],
+        handoff: list[float],
+        mixed_s: float,
+        most_batch: float,
+        a_prompt_s: float,
     ) -> None:
         self.read_s, self.read_token_s, self.read_pair_s = reading
         self.a_prompt_s = a_prompt_s
@@ -66,7 +72,7 @@ class _Kind:
     def __init__(self, prior: CostPrior | None) -> None:
         self.reading = Fit(3, prior=_reading_prior(prior), enough=8)
         self.step = Fit(4, prior=_step_prior(prior), enough=16)
-        self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8)
+        self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8, above=0.05)  # others on the link
         self.mixed_s = prior.mixed_s if prior is not None else 0.0
         self.steps_a_prompt = 0.5  # that end with a prompt: short ones are read several at once
         self.costs: KindCosts | None = None

@@ -28,13 +28,21 @@ class Fit:
     """`y ≈ Σ coefficient·x`, all of them taken to be 0 or more. `prior`: samples that never fade."""
 
     def __init__(
-        self, size: int, *, prior: Sequence[tuple[Sequence[float], float, float]] = (), horizon: float = 400.0, enough: int = 12
+        self,
+        size: int,
+        *,
+        prior: Sequence[tuple[Sequence[float], float, float]] = (),
+        horizon: float = 400.0,
+        enough: int = 12,
+        above: float = 1.0,
     ) -> None:
         """`prior` has (x, y, weight); `horizon` is how many samples' weight is kept; without a prior of everything, it takes
-        `enough` samples to know."""
+        `enough` samples to know. `above` weighs samples above the fit: under 1, what else
+        made them long is no part of it."""
         self._size = size
         self._horizon = horizon
         self._enough = enough
+        self._above = above
         self._prior = [[0.0] * size for _ in range(size)]
         self._prior_values = [0.0] * size
         for x, y, weight in prior:
@@ -66,7 +74,8 @@ class Fit:
                 self.seen_most[n] = value
         # relative errors count, and by the guess: by `y` itself, what came out short by chance would weigh more
         scale = guess if guess > 0 else y
-        _add(self._products, self._values, x, y, 1.0 / (scale * scale))
+        weight = self._above if 0 < guess < y else 1.0
+        _add(self._products, self._values, x, y, weight / (scale * scale))
         self._weight += 1.0
         if self.samples % 16 == 0 or (self.coefficients is None and self.samples >= self._enough):
             self.solve()

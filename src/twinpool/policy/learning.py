@@ -11,12 +11,21 @@ from twinpool.policy.demand import Demand, DemandRecord
 from twinpool.policy.prefix import Prefixes
 
 
+class Reading(msgspec.Struct):
+    """Prompt tokens that one worker reads a second, lately; and its sum at the last look."""
+
+    at: float
+    read_tokens: int
+    tokens_s: float = 0.0
+
+
 class _Record(msgspec.Struct):
     costs: dict[str, KindRecord]
     demand: DemandRecord
     prefixes: dict[str, list[int]]
     is_one_pool: bool
     looks: int
+    reading: dict[str, Reading]
 
 
 _DECODER = msgspec.json.Decoder(_Record)
@@ -33,6 +42,7 @@ class Learning:
         self.prefixes = Prefixes()
         self.is_one_pool = False
         self.looks = 0
+        self._reading: dict[str, Reading] = {}
 
     def is_known(self, kind: str) -> bool:
         return self.costs.of(kind) is not None
@@ -60,10 +70,22 @@ class Learning:
 
     def forget(self, worker: str) -> None:
         self.prefixes.forget(worker)
+        self._reading.pop(worker, None)
+
+    def reading_of(self, worker: str, at: float, read_tokens: int) -> float:
+        """Prompt tokens a second that it has read lately; `read_tokens` is its sum by now."""
+        before = self._reading.get(worker)
+        if before is None or read_tokens < before.read_tokens:
+            before = self._reading[worker] = Reading(at, read_tokens)
+        elif at > before.at:
+            now = (read_tokens - before.read_tokens) / (at - before.at)
+            before.tokens_s += 0.3 * (now - before.tokens_s)
+            before.at, before.read_tokens = at, read_tokens
+        return before.tokens_s
 
     def remember(self) -> msgspec.Raw:
         record = _Record(
-            self.costs.remember(), self.demand.remember(), self.prefixes.remember(), self.is_one_pool, self.looks
+            self.costs.remember(), self.demand.remember(), self.prefixes.remember(), self.is_one_pool, self.looks, self._reading
         )
         return msgspec.Raw(msgspec.json.encode(record))
 
@@ -74,6 +96,7 @@ class Learning:
         self.prefixes.recall(record.prefixes)
         self.is_one_pool = record.is_one_pool
         self.looks = record.looks
+        self._reading = record.reading
 
 
 _: type[Learner] = Learning
