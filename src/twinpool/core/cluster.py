@@ -4,7 +4,8 @@ Load is counted at selection and given back at the end of the leg, by one entry 
 check, no loss and return of the worker. So a worker that was just chosen never looks idle to the next request.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -63,6 +64,8 @@ class WorkerView(Protocol):
     def is_paused(self) -> bool:
         """It asked to be left alone for a while: it has no room now, but it is there."""
 
+    @property
+    def proved_partners(self) -> int: ...
     @property
     def partners(self) -> Mapping[str, PairState]:
         """Workers that it could hand a prompt's KV to, and whether it may."""
@@ -151,6 +154,9 @@ class Cluster:
     def __init__(self, record: ClusterRecord = ClusterRecord()) -> None:  # noqa: B008  frozen
         self._workers = {worker.facts.worker: worker for worker in record.workers}
         self._loads = {load.leg: load for load in record.loads}
+        self._routable: dict[str, list[Worker]] = {}  # as of the last change of anything but load
+        self._pauses_end = inf
+        self._flexible: list[str] | None = None
         self.at = 0.0  # of the event that is being handled
 
     def remember(self) -> ClusterRecord:
@@ -184,16 +190,32 @@ class Cluster:
         """Forget the worker; the legs it still has keep their load until they end."""
         del self._workers[worker]
 
-    def routable(self, model: str, at: float) -> list[Worker]:
+    def routable(self, model: str, at: float) -> Sequence[Worker]:
         """The workers that are there for a new request for `model`, in the order of their ids; some may be paused."""
-        found = []
-        for worker in self._workers.values():
-            if worker.story.state is WorkerState.READY and model in worker.facts.models:
-                is_paused = worker.paused_until > at
-                if is_paused is not worker.is_paused:  # 64 workers a request: to look costs less than to write
-                    worker.is_paused = is_paused
-                found.append(worker)
+        found = self._routable.get(model)
+        if found is None or at >= self._pauses_end:
+            self._pauses_end = inf
+            found = self._routable[model] = []
+            for worker in self._workers.values():
+                worker.is_paused = worker.paused_until > at
+                if worker.is_paused:
+                    self._pauses_end = min(self._pauses_end, worker.paused_until)
+                if worker.story.state is WorkerState.READY and model in worker.facts.models:
+                    found.append(worker)
         return found
+
+    def has_changed(self) -> None:
+        """Something other than load did: who is there must be looked up again."""
+        self._routable.clear()
+        self._flexible = None
+
+    def flexible_kinds(self) -> Sequence[str]:
+        """Of the workers that may stand in either pool."""
+        if self._flexible is None:
+            both = (Role.PREFILL, Role.DECODE)
+            able = [worker for worker in self._workers.values() if all(role in worker.facts.allowed_roles for role in both)]
+            self._flexible = sorted({worker.kind for worker in able})
+        return self._flexible
 
     def has_ready(self, model: str) -> bool:
         """Whether any worker is up for the model, busy or not."""
@@ -269,7 +291,7 @@ class Cluster:
         worker.read_work_s = worker.read_work_s - load.work_s if worker.prefill_tokens else 0.0
         worker.read_until = self.at + worker.read_work_s
 
-    def holds(self, key: LegKey) -> bool:
+    def holds(self, key: tuple[str, int, Leg]) -> bool:
         return key in self._loads
 
     def legs_on(self, worker: str) -> list[LegKey]:

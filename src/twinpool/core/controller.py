@@ -33,6 +33,9 @@ from twinpool.errors import Reason
 _UNANSWERED = frozenset({RequestState.PREFILLING, RequestState.DECODING, RequestState.PAIRED, RequestState.SERVING})
 """Legs are out, and the client has nothing yet: its deadline still runs."""
 
+_LOAD_ONLY = frozenset({on.RequestArrived, on.PrefillFinished, on.FirstTokenArrived, on.RequestFinished, on.ClientLeft})
+"""Events that change no worker in anything but its load: most of them all."""
+
 
 class Controller:
     """`handle` one event after the other; ask `next_wakeup` when to send the next `TimePassed`."""
@@ -45,8 +48,14 @@ class Controller:
         """Take in one event and say what must be done now. Stale news (of an ended request, of an attempt that was given
         up, of a worker that is gone) changes nothing."""
         out: list[do.Command] = []
-        self._books.cluster.at = event.at
+        cluster = self._books.cluster
+        cluster.at = event.at
+        if type(event) in _LOAD_ONLY:
+            _HANDLERS[type(event)](self._books, event, out)
+            return out
+        cluster.has_changed()
         _HANDLERS[type(event)](self._books, event, out)
+        cluster.has_changed()
         return out
 
     def next_wakeup(self) -> float | None:

@@ -48,12 +48,7 @@ def start_ticking(books: Books, at: float) -> None:
 
 def _can_change(books: Books) -> bool:
     """Somebody may stand in either pool, and what that is worth is known."""
-    return any(
-        Role.PREFILL in worker.facts.allowed_roles
-        and Role.DECODE in worker.facts.allowed_roles
-        and books.policies.learner.is_known(worker.kind)
-        for worker in books.cluster
-    )
+    return any(books.policies.learner.is_known(kind) for kind in books.cluster.flexible_kinds())
 
 
 def _tick(books: Books, at: float, out: list[do.Command]) -> None:

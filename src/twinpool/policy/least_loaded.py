@@ -6,7 +6,7 @@ choose, and not in an engine's. Room on the decode worker is part of the choice:
 starts, so that no KV is parked on a prefill worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from twinpool.config import Routing
 from twinpool.core.cluster import WorkerView
@@ -28,17 +28,18 @@ def disaggregate_when_possible(rules: Routing) -> Route:
             return Decision(Choice.WAIT, Why.NO_WORKER)
         prefills = [worker for worker in workers if worker.role is Role.PREFILL]
         decodes = [worker for worker in workers if worker.role is Role.DECODE]
-        partnered = [p for p in prefills if any(_can_hand_over(p, d) for d in decodes)]
-        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes, partnered) or _no_use(pending)
+        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes) or _no_use(pending)
         if obstacle is not None:
             return _colocate(pending, workers, obstacle)
-        with_window = [p for p in partnered if _has_window(p, pending.prompt_tokens, rules.prefill_window_tokens)]
-        for prefill in _avoided_last(sorted(with_window, key=_by_prefill_load), pending.avoid):
+        tokens, window = pending.prompt_tokens, rules.prefill_window_tokens
+        with_window = [p for p in prefills if _has_window(p, tokens, window)]
+        for prefill in _by_turn(with_window, pending.avoid):
             decode = _least_decode(prefill, decodes, pending.avoid)
             if decode is not None:
                 worker, partner = prefill.facts.worker, decode.facts.worker
                 return Decision(Choice.DISAGGREGATED, Why.PAIR_READY, prefill=worker, decode=partner)
-        return _overflow(pending, workers, Why.DECODE_BUSY if with_window else Why.PREFILL_BUSY)
+        has_window = any(_is_partnered(prefill, decodes) for prefill in with_window)
+        return _overflow(pending, workers, Why.DECODE_BUSY if has_window else Why.PREFILL_BUSY)
 
     return route
 
@@ -63,22 +64,30 @@ def _no_use(pending: Pending) -> Why | None:
     return Why.HANDOFF_FAILED if pending.failed_handoffs >= 2 else None
 
 
-def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView], partnered: Sequence[WorkerView]) -> Why | None:
+def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]) -> Why | None:
     if not prefills:
         return Why.NO_PREFILL_WORKER
     if not decodes:
         return Why.NO_DECODE_WORKER
-    if not partnered:
+    if not any(_is_partnered(prefill, decodes) for prefill in prefills):
         return _why_no_partner(prefills, decodes)
     return None
 
 
+def _is_partnered(prefill: WorkerView, decodes: Sequence[WorkerView]) -> bool:
+    return prefill.proved_partners > 0 and any(_can_hand_over(prefill, decode) for decode in decodes)
+
+
 def _why_no_partner(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]) -> Why:
     """What stands in the way of the pair that is nearest to being one."""
-    states = {p.partners.get(d.facts.worker) for p in prefills for d in decodes}
-    if PairState.UNPROVED in states:
-        return Why.PAIR_UNPROVED
-    return Why.PAIR_ASIDE if PairState.ASIDE in states else Why.NO_PAIR
+    is_aside = False
+    for prefill in prefills:
+        for decode in decodes:
+            state = prefill.partners.get(decode.facts.worker)
+            if state is PairState.UNPROVED:
+                return Why.PAIR_UNPROVED
+            is_aside |= state is PairState.ASIDE
+    return Why.PAIR_ASIDE if is_aside else Why.NO_PAIR
 
 
 def _colocate(pending: Pending, workers: Sequence[WorkerView], why: Why) -> Decision:
@@ -103,7 +112,8 @@ def _overflow(pending: Pending, workers: Sequence[WorkerView], why: Why) -> Deci
 
 
 def _least_decode(prefill: WorkerView, decodes: Sequence[WorkerView], avoid: frozenset[str]) -> WorkerView | None:
-    able = [worker for worker in decodes if _can_hand_over(prefill, worker) and _has_slots(worker, 1)]
+    partners = prefill.partners
+    able = [d for d in decodes if partners.get(d.facts.worker) is PairState.PROVED and _has_slots(d, 1)]
     return min(_preferred(able, avoid), key=_by_decode_load, default=None)
 
 
@@ -129,9 +139,16 @@ def _preferred(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Sequence
     return [worker for worker in workers if worker.facts.worker not in avoid] or workers
 
 
-def _avoided_last(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Sequence[WorkerView]:
-    """Not dropped: the others may turn out to have no partner with room."""
-    return sorted(workers, key=lambda worker: worker.facts.worker in avoid) if avoid else workers
+def _by_turn(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Iterator[WorkerView]:
+    """The least loaded first, which mostly is enough; those to avoid last, since the others may have no partner with room."""
+    if not workers:
+        return
+    first = min(workers, key=_by_prefill_load)
+    if first.facts.worker not in avoid:
+        yield first
+    for worker in sorted(workers, key=lambda worker: (worker.facts.worker in avoid, *_by_prefill_load(worker))):
+        if worker is not first or first.facts.worker in avoid:
+            yield worker
 
 
 def _by_prefill_load(worker: WorkerView) -> tuple[int, int, str]:

@@ -71,7 +71,9 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
                 if worker.is_paused:
                     continue
                 readers += 1
-                wait_s = max(0.0, worker.read_until - at)
+                wait_s = worker.read_until - at
+                if wait_s < 0.0:
+                    wait_s = 0.0
                 backlog_s += wait_s
                 if worker.prefill_tokens and worker.prefill_tokens >= window:
                     continue
@@ -95,7 +97,8 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
                 batch = worker.sequences - worker.reading
                 kv = worker.kv_tokens + 0.5 * answer * batch
                 if _has_kv(worker, kv + tokens + answer):
-                    decodes.append((kind.step(batch + 1, kv + tokens), worker, kind))
+                    step_s = kind.step_s + kind.step_sequence_s * (batch + 1) + kind.step_kv_token_s * (kv + tokens)
+                    decodes.append((step_s, worker, kind))
             if not worker.facts.serves_whole:
                 continue
             cached = prefixes.cached_tokens(worker.facts.worker, facts.prefix, tokens) if facts.prefix else 0
@@ -165,22 +168,25 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
 def _whole(
     worker: WorkerView, kind: KindCosts, at: float, unread: int, cached: int, tokens: int, answer: float, itl_s: float
 ) -> Whole | None:
-    """What all of it on this worker would be like; None where its KV has no room for it."""
+    """What all of it on this worker would be like; None where its KV has no room for it. (A step under way counts with all that it
+    reads until it ends: its gap is still to come.)"""
+    facts, waiting = worker.facts, worker.prefill_tokens
     batch = worker.sequences - worker.reading
     kv = worker.kv_tokens + 0.5 * answer * batch
-    if not _has_kv(worker, kv + worker.prefill_tokens * (worker.reading > 0) + tokens + answer):
+    if not _has_kv(worker, kv + (waiting if worker.reading else 0) + tokens + answer):
         return None
-    queued_s = max(0.0, worker.read_until - at) if worker.prefill_tokens else 0.0
-    total = worker.prefill_tokens + unread  # what a step under way has read counts until it ends: its gap is still to come
-    free = (worker.facts.budget_tokens or _BUDGET) - batch
+    free = (facts.budget_tokens or _BUDGET) - batch
     if free <= 0:
         return None
     if not batch:
+        queued_s = worker.read_until - at if waiting and worker.read_until > at else 0.0
         read_s = kind.read_s + kind.read(unread, cached)
         return Whole(worker, queued_s + read_s, read_s, keeps_itl=True)
-    step_s = kind.step(batch, kv)
-    chunk = min(free, total)
-    mixed_s = step_s + max(0.0, kind.mixed_s + kind.mixed_token_s * chunk)
+    total = waiting + unread
+    step_s = kind.step_s + kind.step_sequence_s * batch + kind.step_kv_token_s * kv
+    chunk = total if total < free else free
+    extra_s = kind.mixed_s + kind.mixed_token_s * chunk
+    mixed_s = step_s + extra_s if extra_s > 0 else step_s
     steps = ceil(total / chunk)
     pairs_s = kind.read_pair_s * unread * (unread + 2.0 * cached)
     ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s
