@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup serve test check bench
+.PHONY: setup serve test test-vllm vllm-env check bench demo-corruption
 .DEFAULT_GOAL := setup
 
 setup: .venv/ready
@@ -18,8 +18,17 @@ setup: .venv/ready
 serve: setup          ## the default model from one prefill and one decode worker, on port 8000
 	$(BIN)/twinpool serve
 
-test: setup           ## every test, real engines included
+test: setup vllm-env  ## every test, real engines included
 	$(BIN)/python -m pytest
+
+test-vllm: setup vllm-env  ## those of two real vLLM engines alone, in twelve minutes at most
+	$(BIN)/python -m pytest -m vllm --session-timeout 720
+
+vllm-env: setup       ## stock vLLM for this processor, outside this folder, once a machine; says so where it cannot run
+	$(BIN)/python -m tests.vllm.environment
+
+demo-corruption: setup vllm-env  ## a wrong answer under HTTP 200 from stock vLLM, and how Twinpool prevents it
+	$(BIN)/python -m demos.corruption
 
 check: setup          ## style, types, import contracts
 	$(BIN)/ruff check .

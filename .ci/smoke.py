@@ -35,7 +35,7 @@ def stop(service: "subprocess.Popen[str]") -> None:
 
 def tools() -> None:
     assert run("--version").stdout.startswith("twinpool ")
-    for command in ("serve", "worker", "status", "replay"):
+    for command in ("serve", "worker", "status", "bench", "check", "compare", "replay"):
         assert command in run("-h").stdout
         assert run(command, "-h").returncode == 0, command
     lacking = run("serve", "--port", "0", "--admin-port", "0")

@@ -24,8 +24,8 @@ from twinpool.core.events import (
     RequestFinished,
     WorkerJoined,
 )
-from twinpool.core.law import CostPrior, Law
 from twinpool.core.journal import Header, encode_header
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.model import Dialect, RequestFacts, Role, Usage, WorkerFacts
 from twinpool.measure.timeline import Timeline
 
@@ -62,7 +62,7 @@ def fleet(path: str, size: int) -> Controller:
             allowed_roles=(role,),
             dialect=Dialect.NIXL,
             slots=64,
-            vouches=True,
+            vouches=True,  # every pair may hand over from the start: a canary is no cost of a request
         )
         controller.handle(WorkerJoined(at=0.0, facts=facts))
     return controller

@@ -1,9 +1,9 @@
 """What the law carries, beside every policy it should beat: the tables of `docs/policies.md`.
 
-A cell is a model on eight workers, a traffic and an ITL objective. For each way of serving (an arm) the highest rate is searched at
-which nine in ten requests meet the objectives, on one sample of the traffic, and confirmed on others; beside it stands the bound,
-which no policy can exceed on engines of any budget. What was found is kept (`--cache`) under a digest of the code that it hangs
-on, so the command goes on where it was interrupted, and `--only` runs a part.
+A cell is a model on eight workers, a traffic and an ITL objective. For each way of serving (an arm) the highest rate is
+searched at which nine in ten requests meet the objectives, on one sample of the traffic, and confirmed on others; beside it
+stands the bound, which no policy can exceed on engines of any budget. What was found is kept (`--cache`) under a digest of the
+code that it hangs on, so the command goes on where it was interrupted, and `--only` runs a part.
 
     python benchmarks/policies.py [--only tp8,200,0.05] [--arms law,colocated] [--seeds 5] [--jobs 2]
 """
@@ -31,7 +31,7 @@ from twinpool.sim.cost import StepCost
 from twinpool.sim.findings import findings_of
 from twinpool.sim.goodput import ATTAINMENT_RATIO, highest_scale
 from twinpool.sim.run import Run, simulate
-from twinpool.sim.scenario import Arm, Scenario, TrafficSpec, WorkerGroup
+from twinpool.sim.scenario import Scenario, TrafficSpec, WorkerGroup
 from twinpool.sim.shelf import load_profile, open_trace
 from twinpool.workload.arrivals import Arrivals, Burst, Poisson
 from twinpool.workload.lengths import Exactly, Uniform

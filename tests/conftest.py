@@ -21,6 +21,10 @@ def default_model() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Two idle vLLM engines keep two cores busy: whatever ran beside them would be slow, so they come last.
+    items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
     for item in items:
+        if item.get_closest_marker("vllm") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # one of them waits for the installation and the start
         if item.get_closest_marker("model") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))  # one of them waits for the download

@@ -34,6 +34,12 @@ def test_hardware_threads_of_one_core_stand_side_by_side(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("four_cores")
+def test_another_machine_s_cores_are_those_it_says_it_has(tmp_path: Path) -> None:
+    write(tmp_path, {"sys/devices/system/cpu/online": "0-2,8-9\n"})
+    assert read_machine(tmp_path).cores == (0, 1, 2, 8, 9)
+
+
+@pytest.mark.usefixtures("four_cores")
 def test_the_tightest_limit_of_version_2_counts(tmp_path: Path) -> None:
     root = write(
         tmp_path,

@@ -1,6 +1,6 @@
 """The one place where policies meet the core. The gateway, the simulator and a replay all build their controller here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -8,7 +8,7 @@ from twinpool.config import Routing
 from twinpool.core.commands import Command
 from twinpool.core.controller import Controller
 from twinpool.core.journal import Cut, decode_header, decode_steps
-from twinpool.core.law import Law
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.policies import Policies
 from twinpool.core.snapshot import decode_snapshot
 from twinpool.errors import UserError
@@ -17,10 +17,21 @@ from twinpool.policy.balancing import least_pressure
 from twinpool.policy.estimates import PromptLengths
 from twinpool.policy.learning import Learning
 from twinpool.policy.least_loaded import disaggregate_when_possible, least_loaded_decode
+from twinpool.policy.priors import prior_of
 from twinpool.policy.routing import least_cost
+from twinpool.profile import Profile
+
+Change = Callable[[Policies], Policies]
+"""Puts other policies in the place of the project's: what is compared with them runs behind the same core."""
 
 
-def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None, law: Law = Law()) -> Controller:  # noqa: B008  frozen
+def build_controller(
+    rules: Routing,
+    snapshot: msgspec.Raw | None = None,
+    law: Law = Law(),  # noqa: B008  frozen
+    *,
+    change: Change | None = None,
+) -> Controller:
     """A controller with the project's policies: a fresh one, or one that goes on where `Controller.remember` was asked.
 
     Raises `UserError` for a snapshot that is none.
@@ -34,10 +45,17 @@ def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None, law: L
         learner=learning,
         balance=least_pressure(law, learning),
     )
+    if change is not None:
+        policies = change(policies)
     try:
         return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None, law)
     except KeyError as missing:
         raise UserError(f"the journal's snapshot is broken: it has no {missing}") from missing
+
+
+def priors_of(profiles: Mapping[str, tuple[Profile, int | None]]) -> dict[str, CostPrior]:
+    """What the estimates start from, by kind of worker: from its profile and its engine's budget of tokens a step."""
+    return {kind: prior_of(profile, budget_tokens) for kind, (profile, budget_tokens) in profiles.items()}
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -45,12 +45,11 @@ class Routing(_Section, frozen=True):
     canary_tolerance: Seconds = 0.3  # of log-probability: bfloat16 on two engines differs by up to 0.1
     canary_interval_s: Seconds = 5.0  # between two looks at a pair in use, at least: what broke is seen within seconds
     canary_idle_s: Seconds = 60.0  # the same while nothing goes that way
-    pause_s: Seconds = (
-        1.0  # how long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop
-    )
     # A pair whose canary moves KV more slowly is said to be slow: it goes another way than was meant. 0 is none. None: what the
     # devices of engines started here lead one to expect, and none for those that run already.
     handoff_floor_gb_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    # How long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop.
+    pause_s: Seconds = 1.0
     max_pause_s: Seconds = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
 
 

@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 from twinpool.cli.screen import FirstScreen, core_list, curl, show_first_screen, show_status
+from twinpool.deploy.devices import Devices
+from twinpool.deploy.fabric import choose_fabric
 
 
 def worker(name: str, **other: Any) -> dict[str, Any]:
@@ -88,6 +90,25 @@ def test_status_shows_what_one_looks_for() -> None:
     assert "spent" not in text
 
 
+def test_the_first_screen_says_how_kv_goes_and_what_must_not_be_overlooked() -> None:
+    fabric = choose_fabric(Devices(efa=("rdmap79s0",)))
+    console = Console(width=200, record=True, file=StringIO())
+    screen = FirstScreen(
+        1.0,
+        "http://127.0.0.1:8001",
+        places={"prefill-0": "GPU 0"},
+        places_title="Where",
+        warnings=("no EFA in sight",),
+        fabric=fabric,
+        handoff_floor_gb_s=fabric.handoff_floor_gb_s,
+    )
+    show_first_screen(console, state(worker("prefill-0"), worker("decode-0")), screen)
+    text = console.export_text()
+    for part in ("LIBFABRIC backend over EFA: 1 EFA device", "under 2 GB/s it counts as slow", "Where", "GPU 0", "any"):
+        assert part in text, text
+    assert "Warning: no EFA in sight" in text
+
+
 def test_the_first_screen_names_what_is_down() -> None:
     console = Console(width=100, record=True, file=StringIO())
     show_first_screen(
@@ -105,3 +126,48 @@ def test_the_first_screen_names_what_is_down() -> None:
     ):
         assert part in text, text
     assert "twinpool status)" in text
+
+
+VLLM = {
+    "kind": "vllm",
+    "engine": "vllm 0.32.0",
+    "connector": "nixl",
+    "kv_role": "kv_both",
+    "lease_s": None,
+    "budget_tokens": None,
+    "kv_capacity_tokens": 93_184,
+    "hands_off": True,
+}
+
+
+def test_status_shows_what_is_known_of_attached_engines_and_why_one_hands_nothing_over() -> None:
+    alone = VLLM | {"connector": "none", "kv_role": None, "hands_off": False, "obstacle": "its metrics show no connector"}
+    advised = VLLM | {"advice": ["declare lease_s"]}
+    text = shown(state(worker("prefill-0", **advised), worker("prefill-1", **advised), worker("decode-0", **alone)))
+    assert "nixl, kv_both" in text
+    assert "93,184" in text
+    assert "assumed" in text
+    assert "prefill-0, prefill-1: declare lease_s" in text
+    assert "decode-0 hands nothing over: its metrics show no connector" in text
+
+
+def test_status_says_nothing_of_engines_that_tell_everything() -> None:
+    assert "Connector" not in shown(state(worker("prefill-0", kind="embedded")))
+
+
+def test_status_names_the_pairs_in_which_something_is_wrong() -> None:
+    pair = {"prefill": "p0", "decode": "d0"}
+    troubled = [pair | {"state": "aside", "why": "garbage"}]
+    slow = [pair | {"gb_s": 0.3}]
+    text = shown(
+        state(
+            pairs={"proved": 3, "unproved": 1, "aside": 1, "troubled": troubled, "slow": slow},
+            incompatible=[pair | {"why": "block size: p0 has 32, d0 has 16"}] * 20,
+        )
+    )
+    assert "3 proved, 1 not yet, 1 aside" in text
+    assert "p0 > d0 is aside: garbage" in text
+    assert "p0 > d0 is slow: 0.3 GB/s" in text
+    assert "p0 > d0 cannot be: block size: p0 has 32, d0 has 16" in text
+    assert "and 12 more" in text
+    assert "Pairs" not in shown(state(pairs={"proved": 1, "troubled": [], "slow": []}, incompatible=[]))

@@ -4,6 +4,8 @@ The short names of the workers say what they are: p1 prefills, d1 decodes, c1 is
 `controller.validate()`.
 """
 
+from typing import Any
+
 import msgspec
 
 from twinpool.assemble import build_controller
@@ -14,6 +16,7 @@ from twinpool.core.cluster import Worker
 from twinpool.core.decisions import Decision, Why
 from twinpool.core.lifecycle import HandleState
 from twinpool.core.model import Dialect, Failure, Leg, RequestFacts, Role, Usage, WorkerFacts
+from twinpool.core.pairs import Pair
 from twinpool.measure.timeline import Timeline
 
 CHARS_PER_TOKEN = 4
@@ -35,6 +38,7 @@ def worker(
     continues: bool = False,
     allowed_roles: tuple[Role, ...] = tuple(Role),
     vouches: bool = True,
+    **more: Any,
 ) -> WorkerFacts:
     """Facts of a worker whose role follows from the first letter of its name."""
     return WorkerFacts(
@@ -51,7 +55,13 @@ def worker(
         serves_whole=serves_whole,
         continues=continues,
         vouches=vouches,
+        **more,
     )
+
+
+def stock(name: str, **facts: Any) -> WorkerFacts:
+    """A worker whose engine does not verify the handles it is given: each of its pairs must be proved."""
+    return worker(name, vouches=False, **facts)
 
 
 def prompt(tokens: int = 100, *, model: str = "m", sequences: int = 1, obstacle: Why | None = None) -> RequestFacts:
@@ -67,7 +77,7 @@ def prompt(tokens: int = 100, *, model: str = "m", sequences: int = 1, obstacle:
 
 
 class Stage:
-    """`at` is the time of the next event. What each telling returns are the commands, without the decisions' records."""
+    """`at` is the time of the next event. What each telling returns are the commands, without their records."""
 
     def __init__(self, *workers: WorkerFacts, rules: Routing | None = None) -> None:
         self.controller = build_controller(rules or Routing())
@@ -75,6 +85,7 @@ class Stage:
         self.events: list[on.Event] = []
         self.commands: list[list[do.Command]] = []
         self.decisions: list[Decision] = []
+        self.pair_news: list[do.RecordPair] = []
         self._attempts: dict[str, int] = {}
         for facts in workers:
             self.joins(facts)
@@ -90,6 +101,8 @@ class Stage:
         for command in commands:
             if isinstance(command, do.RecordDecision):
                 self.decisions.append(command.decision)
+            elif isinstance(command, do.RecordPair):
+                self.pair_news.append(command)
             else:
                 acts.append(command)
             if isinstance(command, do.SendPrefill | do.SendDecode | do.SendWhole):
@@ -152,6 +165,17 @@ class Stage:
         """A probe finds the same engine well."""
         return self.joins(self.worker(name).facts)
 
+    def proves(
+        self, canary: int, *, took_s: float = 0.1, moved_bytes: int | None = None, moved_s: float | None = None
+    ) -> list[do.Command]:
+        event = on.HandoffProved(at=self.at, canary=canary, took_s=took_s, moved_bytes=moved_bytes, moved_s=moved_s)
+        return self.tell(event)
+
+    def fails_canary(
+        self, canary: int, *, took_s: float = 0.1, why: str = "no KV came", was_tried: bool = True
+    ) -> list[do.Command]:
+        return self.tell(on.HandoffNotProved(at=self.at, canary=canary, took_s=took_s, why=why, was_tried=was_tried))
+
     def loses(self, name: str) -> list[do.Command]:
         return self.tell(on.WorkerLost(at=self.at, worker=name, reason="no answer"))
 
@@ -185,6 +209,13 @@ class Stage:
 
     def worker(self, name: str) -> Worker:
         return self.controller.cluster[name]
+
+    def pair(self, prefill: str, decode: str) -> Pair:
+        return next(pair for pair in self.controller.pairs() if (pair.prefill, pair.decode) == (prefill, decode))
+
+    def pairs(self) -> dict[str, str]:
+        """The state of each pair, by `p1>d1`."""
+        return {f"{pair.prefill}>{pair.decode}": str(pair.state) for pair in self.controller.pairs()}
 
     def load(self, name: str) -> tuple[int, int, int]:
         """Prompt tokens to read, tokens of KV, sequences."""

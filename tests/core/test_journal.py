@@ -4,7 +4,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.anything import anything
 from tests.core.stage import Stage, worker
@@ -23,6 +23,7 @@ GOOD = encode_step(TimePassed(at=1.5), [])
 def test_every_event_and_command_goes_through_json_and_back(kind: type) -> None:
     union = Event if kind in get_args(Event) else Command
 
+    @settings(deadline=None)
     @given(anything(kind))
     def goes_through(record: object) -> None:
         back = msgspec.json.decode(msgspec.json.encode(record), type=union)
@@ -32,6 +33,7 @@ def test_every_event_and_command_goes_through_json_and_back(kind: type) -> None:
     goes_through()
 
 
+@settings(deadline=None)
 @given(anything(Event), st.lists(anything(Command), max_size=4))
 def test_a_step_is_one_line_and_comes_back_equal(event: Event, commands: list[Command]) -> None:
     line = encode_step(event, commands)
@@ -40,6 +42,7 @@ def test_a_step_is_one_line_and_comes_back_equal(event: Event, commands: list[Co
     assert list(decode_steps([line])) == [(2, Step(event, tuple(commands)))]
 
 
+@settings(deadline=None)
 @given(anything(Routing))
 def test_the_header_carries_the_rules(rules: Routing) -> None:
     line = encode_header(Header(version=__version__, rules=rules))

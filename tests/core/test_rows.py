@@ -1,10 +1,10 @@
-"""Every row of the three lifecycle tables happens, through the controller's events alone, and nothing else can."""
+"""Every row of the four lifecycle tables happens, through the controller's events alone, and nothing else can."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.core.stage import Stage, prompt, worker
+from tests.core.stage import Stage, prompt, stock, worker
 
 from twinpool.config import Routing
 from twinpool.core.decisions import Why
@@ -12,10 +12,13 @@ from twinpool.core.lifecycle import (
     ENDS,
     HANDLE_ENDS,
     HANDLE_TABLE,
+    PAIR_TABLE,
     REQUEST_TABLE,
     WORKER_TABLE,
     HandleMove,
     HandleState,
+    PairMove,
+    PairState,
     RequestMove,
     RequestState,
     RequestStory,
@@ -24,12 +27,13 @@ from twinpool.core.lifecycle import (
     WorkerState,
     WorkerStory,
 )
-from twinpool.core.model import Dialect, Failure, Leg
+from twinpool.core.model import Dialect, Failure, Leg, Role
 from twinpool.errors import IllegalMoveError
 
 R, RM = RequestState, RequestMove
 H, HM = HandleState, HandleMove
 W, WM = WorkerState, WorkerMove
+P, PM = PairState, PairMove
 
 
 def pair() -> Stage:
@@ -102,6 +106,27 @@ def held_without_decode() -> Stage:
     return stage
 
 
+def unproved() -> Stage:
+    """One pair, whose canary is on its way."""
+    return Stage(stock("p1", allowed_roles=(Role.PREFILL,)), stock("d1", allowed_roles=(Role.DECODE,)))
+
+
+def proved() -> Stage:
+    """Its second canary is on its way."""
+    stage = unproved()
+    stage.proves(1)
+    stage.waits(61)
+    return stage
+
+
+def aside() -> Stage:
+    """The same."""
+    stage = unproved()
+    stage.fails_canary(1)
+    stage.waits(2)
+    return stage
+
+
 Step = tuple[Callable[[], Stage], Callable[[Stage], object]]
 
 REQUEST_ROWS: dict[tuple[RequestState, RequestMove], Step] = {
@@ -157,8 +182,17 @@ WORKER_ROWS: dict[tuple[WorkerState, WorkerMove], Step] = {
     (W.LOST, WM.RETURN): (pair, lambda s: (s.loses("p1"), s.returns("p1"))),
 }
 
-ROWS = {**REQUEST_ROWS, **HANDLE_ROWS, **WORKER_ROWS}
-TABLES = {**REQUEST_TABLE, **HANDLE_TABLE, **WORKER_TABLE}
+PAIR_ROWS: dict[tuple[PairState, PairMove], Step] = {
+    (P.UNPROVED, PM.PROVE): (unproved, lambda s: s.proves(1)),
+    (P.UNPROVED, PM.DOUBT): (unproved, lambda s: s.fails_canary(1)),
+    (P.PROVED, PM.PROVE): (proved, lambda s: s.proves(2)),
+    (P.PROVED, PM.DOUBT): (proved, lambda s: s.fails_canary(2)),
+    (P.ASIDE, PM.PROVE): (aside, lambda s: s.proves(2)),
+    (P.ASIDE, PM.DOUBT): (aside, lambda s: s.fails_canary(2)),
+}
+
+ROWS = {**REQUEST_ROWS, **HANDLE_ROWS, **WORKER_ROWS, **PAIR_ROWS}
+TABLES = {**REQUEST_TABLE, **HANDLE_TABLE, **WORKER_TABLE, **PAIR_TABLE}
 
 
 @pytest.fixture
@@ -181,6 +215,7 @@ def test_there_is_a_story_for_each_row() -> None:
     assert set(REQUEST_ROWS) == set(REQUEST_TABLE)
     assert set(HANDLE_ROWS) == set(HANDLE_TABLE)
     assert set(WORKER_ROWS) == set(WORKER_TABLE)
+    assert set(PAIR_ROWS) == set(PAIR_TABLE)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{type(row[0]).__name__}-{row[0]}-{row[1]}".replace(" ", "_"))
@@ -194,7 +229,12 @@ def test_each_row_happens(row: tuple[Any, Any], moves: list[tuple[Any, Any, Any]
 
 @pytest.mark.parametrize(
     ("table", "start", "ends"),
-    [(REQUEST_TABLE, R.NEW, ENDS), (HANDLE_TABLE, H.HELD, HANDLE_ENDS), (WORKER_TABLE, W.READY, frozenset())],
+    [
+        (REQUEST_TABLE, R.NEW, ENDS),
+        (HANDLE_TABLE, H.HELD, HANDLE_ENDS),
+        (WORKER_TABLE, W.READY, frozenset()),
+        (PAIR_TABLE, P.UNPROVED, frozenset()),
+    ],
 )
 def test_every_state_is_reached_and_only_ends_have_no_way_out(table: Any, start: Any, ends: frozenset[Any]) -> None:
     states = set(type(start))

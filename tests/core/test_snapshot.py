@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tests.core.afternoon import busy_afternoon
 from tests.core.anything import anything
-from tests.core.stage import Stage, prompt, worker
+from tests.core.stage import Stage, prompt, stock, worker
 from tests.core.test_event_orders import NAMES, RULES, World
 
 from twinpool import __version__
@@ -186,6 +186,33 @@ def test_something_of_everything_is_remembered() -> None:
     assert [handle["story"]["state"] for handle in told["handles"]] == ["orphaned"]
     assert told["prompt_lengths"]["ascii_tokens_per_char"] != 0.25
     assert everything(again(controller)) == everything(controller)
+
+
+def test_pairs_are_remembered_with_their_canaries_strikes_and_waits() -> None:
+    """One is struck once, one is set aside, one has its canary under way, others are not yet due."""
+    stage = Stage(*(stock(name) for name in ("d1", "d2", "p1", "p2")), rules=RULES)
+    flown = {pair.canary: pair for pair in stage.controller.pairs() if pair.canary}
+    first, second = sorted(flown)
+    stage.proves(first, moved_bytes=5_000_000, moved_s=0.5)
+    stage.fails_canary(second, why="it wrote something else")
+    way = flown[first]
+    stage.arrives("struck")
+    stage.prefilled("struck")
+    stage.fails("struck", Leg.DECODE, Failure.SUSPECT)
+    assert stage.pair(way.prefill, way.decode).strikes == 1
+    stage.waits(1)
+    under_way = next(pair for pair in stage.controller.pairs() if pair.canary)
+    stage.controller.validate()
+    after = again(stage.controller)
+    assert everything(after) == everything(stage.controller)
+    after.validate()
+    told = on.HandoffProved(at=stage.at + 1, canary=under_way.canary, took_s=0.2)
+    assert after.handle(told) == stage.controller.handle(told)
+    assert under_way.canary == 0
+    for seconds in (2, 5, 9, 60, 600):
+        woken = on.TimePassed(at=stage.at + seconds)
+        assert after.handle(woken) == stage.controller.handle(woken)
+    assert everything(after) == everything(stage.controller)
 
 
 def test_a_removed_worker_that_is_back_has_its_legs_after_a_snapshot_too() -> None:

@@ -10,9 +10,11 @@ from twinpool.core.lifecycle import (
     ENDS,
     HANDLE_ENDS,
     HANDLE_TABLE,
+    PAIR_TABLE,
     REQUEST_TABLE,
     WORKER_TABLE,
     HandleState,
+    PairState,
     RequestState,
     WorkerState,
 )
@@ -24,6 +26,7 @@ LIFECYCLES = [
     pytest.param(REQUEST_TABLE, RequestState.NEW, ENDS, id="request"),
     pytest.param(HANDLE_TABLE, HandleState.HELD, HANDLE_ENDS, id="handle"),
     pytest.param(WORKER_TABLE, WorkerState.READY, frozenset(), id="worker"),
+    pytest.param(PAIR_TABLE, PairState.UNPROVED, frozenset(), id="pair"),
 ]
 
 

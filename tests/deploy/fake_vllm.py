@@ -3,7 +3,7 @@
 python fake_vllm.py serve MODEL --port N [--say TEXT] [--fail CODE] [--never-healthy] [--deaf] [--pids FILE]
 
 It starts two processes as vLLM starts its EngineCore, one of them in a session of its own and each deaf to SIGTERM; FILE gets
-all three process ids. Standard library only.
+all three process ids, and FILE.shm the name of a piece of shared memory. Standard library only.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 CHILD = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); signal.pause()"
@@ -39,7 +41,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def child(*, in_session: bool) -> int:
-    process = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, start_new_session=in_session)
+    argv, tracker = [sys.executable, "-c", CHILD], (resource_tracker.getfd(),)  # it waits for all who could use it
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=in_session, pass_fds=tracker)
     assert process.stdout is not None
     process.stdout.readline()
     return process.pid
@@ -49,6 +52,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if given.deaf else lambda *_: sys.e
 sys.stdout.write("INFO: this goes to standard output\n")
 sys.stdout.flush()
 if given.pids:
+    memory = SharedMemory(create=True, size=64)  # which starts a resource tracker, a process more
+    given.pids.with_suffix(".shm").write_text(memory.name)
     pids = [os.getpid(), child(in_session=False), child(in_session=True)]
     given.pids.with_suffix(".new").write_text(" ".join(map(str, pids)))
     given.pids.with_suffix(".new").replace(given.pids)

@@ -44,6 +44,7 @@ def port(base: Path, number: int, *, link_layer: str, state: str = "4: ACTIVE", 
 def efa_machine(root: Path, *, is_open: bool = True) -> Path:
     """Two GPUs, four EFA cards. In a container without the device plugin the cards are not `is_open`."""
     gpus(host(root), 2)
+    write(root, {"opt/amazon/efa/lib/libfabric.so.1": "", "usr/lib/x86_64-linux-gnu/libhwloc.so.15": ""})
     for number, name in enumerate(EFA_CARDS):
         card(root, name, number, vendor="0x1d0f", driver="efa", is_open=is_open)
     return root

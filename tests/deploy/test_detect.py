@@ -27,6 +27,14 @@ def test_efa_is_told_from_infiniband_and_from_roce(tmp_path: Path) -> None:
     assert [(gpu.id, gpu.name) for gpu in devices.gpus] == [("0", "NVIDIA H100 80GB HBM3"), ("1", "NVIDIA H100 80GB HBM3")]
 
 
+def test_what_nixl_needs_for_efa_is_looked_for_where_there_is_efa(tmp_path: Path) -> None:
+    devices = read_devices(efa_machine(tmp_path / "efa"))
+    assert (devices.libfabric, devices.missing_libraries) == ("/opt/amazon/efa/lib", ())
+    card(tmp_path / "bare", "efa_0", 0, vendor="0x1d0f", driver="efa")
+    assert read_devices(tmp_path / "bare").missing_libraries == ("libfabric.so.1", "libhwloc.so.15")
+    assert read_devices(gpu_machine(tmp_path / "gpus")).missing_libraries == ()
+
+
 @pytest.mark.parametrize(("vendor", "driver"), [("0x1d0f", "other"), ("", "efa")])
 def test_either_the_vendor_or_the_driver_makes_it_efa(tmp_path: Path, vendor: str, driver: str) -> None:
     card(tmp_path, "efa_0", 0, vendor=vendor, driver=driver)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from twinpool.deploy.devices import Devices, Gpu, RdmaPort
@@ -16,6 +18,17 @@ def test_efa_takes_libfabric_and_fails_rather_than_falls_back() -> None:
     assert fabric.reason == "1 EFA device (rdmap79s0), which UCX cannot drive with RDMA"
     assert fabric.handoff_floor_gb_s == 2.0
     assert not fabric.warnings
+
+
+def test_libfabric_from_amazon_s_folder_is_shown_to_the_linker() -> None:
+    assert dict(choose_fabric(replace(EFA, libfabric="/opt/amazon/efa/lib")).env)["LD_LIBRARY_PATH"] == "/opt/amazon/efa/lib"
+    assert "LD_LIBRARY_PATH" not in dict(choose_fabric(replace(EFA, libfabric="/usr/lib64")).env)
+
+
+def test_an_efa_machine_without_libfabric_is_loud() -> None:
+    (warning,) = choose_fabric(replace(EFA, missing_libraries=("libfabric.so.1",))).warnings
+    assert "needs libfabric.so.1, not found" in warning
+    assert "aws-efa-installer" in warning
 
 
 def test_infiniband_takes_its_own_ports_and_no_tcp() -> None:

@@ -134,6 +134,20 @@ def test_what_somebody_has_tuned_stays_and_what_must_be_unique_does_not() -> Non
     assert "UCX_TLS from the environment, not from here" in planned.notes
 
 
+def test_folders_for_the_linker_are_added_to_those_it_knows() -> None:
+    devices = replace(gpus(2), efa=("rdmap79s0",), libfabric="/opt/amazon/efa/lib")
+    alone, beside = plan(devices), plan(devices, environment={"LD_LIBRARY_PATH": "/mine"})
+    assert alone.engines[0].env["LD_LIBRARY_PATH"] == "/opt/amazon/efa/lib"
+    assert beside.engines[0].env["LD_LIBRARY_PATH"] == "/opt/amazon/efa/lib:/mine"
+
+
+def test_an_environment_made_for_efa_without_efa_is_loud() -> None:
+    made_for_efa = {"FI_PROVIDER": "efa"}
+    (warning,) = plan(gpus(2), environment=made_for_efa).warnings
+    assert "FI_PROVIDER=efa, but KV will go over NVLink or PCIe" in warning
+    assert not plan(replace(gpus(2), efa=("rdmap79s0",)), environment=made_for_efa).warnings
+
+
 def test_cores_are_bound_where_they_can_be_and_never_twice() -> None:
     prefill, decode = plan().engines
     assert (prefill.env["VLLM_CPU_OMP_THREADS_BIND"], decode.env["VLLM_CPU_OMP_THREADS_BIND"]) == ("0,1", "2,3")
@@ -148,7 +162,7 @@ def test_cores_are_bound_where_they_can_be_and_never_twice() -> None:
 
 @pytest.mark.parametrize(
     ("memory_bytes", "weights_bytes", "gib"),
-    [(32_000_000_000, None, 4), (None, None, 4), (8 * GIB, None, 2), (8 * GIB, GIB, 1)],
+    [(32_000_000_000, None, 2), (None, None, 2), (8 * GIB, None, 2), (8 * GIB, GIB, 1)],
 )
 def test_kv_takes_what_memory_allows(memory_bytes: int | None, weights_bytes: int | None, gib: int) -> None:
     for engine in plan(machine=Machine((0, 1), 2, memory_bytes), weights_bytes=weights_bytes).engines:
@@ -156,12 +170,14 @@ def test_kv_takes_what_memory_allows(memory_bytes: int | None, weights_bytes: in
 
 
 def test_too_little_memory_is_said_before_anything_is_started() -> None:
-    with pytest.raises(UserError, match=r"2 vLLM engines with this model take at least 6\.7 GB, 6\.0 GB are free"):
+    with pytest.raises(UserError, match=r"2 vLLM engines with this model take at least 7\.7 GB, 6\.0 GB are free"):
         plan(machine=Machine((0, 1), 2, 6_000_000_000), weights_bytes=1_000_000_000)
 
 
 def test_too_few_or_too_small_gpus_are_said_before_anything_is_started() -> None:
-    with pytest.raises(UserError, match=r"2 vLLM engines take 8 GPUs, this machine has 4: .*--tensor-parallel"):
+    with pytest.raises(
+        UserError, match=r"2 vLLM engines take 8 GPUs, this machine has 4: .*--colocated-workers.*--tensor-parallel"
+    ):
         plan(gpus(4), tensor_parallel=4)
     big = 140_000_000_000
     with pytest.raises(UserError, match="140 GB of weights for each GPU of 80 GB"):

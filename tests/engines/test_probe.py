@@ -99,3 +99,10 @@ async def test_an_answer_that_is_no_engines_is_strange(body: bytes, http_page) -
         with pytest.raises(ProbeError, match="not understood") as strange:
             await probe(session, url, 5)
     assert strange.value.trouble is Trouble.STRANGE
+
+
+async def test_a_door_that_forbids_the_pages_it_does_not_know_hides_no_engine(http_page) -> None:
+    url = await http_page(403, b"")
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(ProbeError, match="shows no /v1/models"):
+            await probe(session, url, 5)

@@ -35,7 +35,7 @@ from twinpool.gateway.app import Gateway
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
-SETTLES_WITHIN_S = 5.0
+SETTLES_WITHIN_S = 15.0  # a condition that is waited for: on a busy machine only the patience counts
 
 Engines = int | Script | Iterable[Script]
 
@@ -187,6 +187,20 @@ class House:
 
     def handles(self) -> dict[HandleState, int]:
         return {state: count for state, count in self.controller.handles_by_state().items() if count}
+
+    # Pairs
+
+    def pair(self, prefill: str = "p0", decode: str = "d0") -> Any:
+        return next(pair for pair in self.controller.pairs() if (pair.prefill, pair.decode) == (prefill, decode))
+
+    async def proved(self) -> None:
+        """Wait until each of the pairs is."""
+        await until(lambda: all(pair.state == "proved" for pair in self.controller.pairs()), 20)
+
+    async def aside(self, prefill: str = "p0", decode: str = "d0") -> str:
+        """Wait until the pair is set aside; says why."""
+        await until(lambda: self.pair(prefill, decode).state == "aside", 20)
+        return str(self.pair(prefill, decode).trouble)
 
     # What a client does
 

@@ -167,3 +167,10 @@ async def test_a_flag_that_forbids_reading_shows() -> None:
     async with house(prefill=1, is_stock=True, declared=Declared(kv_role=KvRole.PRODUCER)) as h:
         assert not facts(h, "p0").reads_handoffs
         assert (await state(h, "p0"))["kv_role"] == "kv_producer"
+
+
+async def test_two_engines_that_do_not_fit_serve_colocated_and_the_difference_is_named() -> None:
+    async with house(prefill=Script(cache_dtype="fp8"), decode=1, is_stock=True) as h:
+        assert (await h.chat()).headers["x-twinpool-path"] == "colocated"
+        found = (await h.get(f"{h.admin_url}/admin/state")).json()["incompatible"]
+        assert found == [{"prefill": "p0", "decode": "d0", "why": "cache dtype: p0 has fp8, d0 has auto"}]

@@ -1,6 +1,7 @@
 """What the metrics tell is what happened."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.gateway.house import chat, house, until
@@ -109,6 +110,24 @@ async def test_a_request_of_three_choices_is_one_request() -> None:
     async with house(colocated=1) as h:
         await h.chat(n=3)
         assert await h.outcomes() == {"ok": 1}
+        assert await h.metric("twinpool_sequences_total", path="colocated") == 3
+
+
+async def test_a_prompt_is_counted_once_however_many_engines_had_it() -> None:
+    """The decode engine's own series count it again, as handed over."""
+    async with house(prefill=1, decode=1) as h:
+        h.p.script.replies.append(Reply.error(500))  # tried again
+        answers = [await h.chat(f"n{index}", stream=bool(index % 2), **_with_usage(index)) for index in range(10)]
+        assert [answer.status for answer in answers] == [200] * 10
+        assert await h.metric("twinpool_prompt_tokens_total") == 10 * 4
+        assert await h.metric("twinpool_sequences_total", path="disaggregated") == 10
+        scrapes = [await h.gateway._members.scrape(worker) for worker in ("p0", "d0")]
+        assert sum(scrape.computed_prompt_tokens or 0 for scrape in scrapes) == 40
+        assert scrapes[1].handed_over_prompt_tokens == 40
+
+
+def _with_usage(index: int) -> dict[str, Any]:
+    return {"stream_options": {"include_usage": True}} if index % 2 else {}
 
 
 async def test_the_promised_names_are_there_before_anything_happened() -> None:

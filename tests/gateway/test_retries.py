@@ -197,3 +197,15 @@ async def test_a_thousand_faults_never_show_a_handle_twice_nor_a_wrong_answer() 
             assert (text_of(answer.events) if n % 2 == 0 else answer.text) == told(f"k{n}")
         assert all_once(h.presented())
         assert sum(engine.ledger.misuses for engine in h.prefill) == 0
+
+
+async def test_a_request_that_ends_engines_is_not_tried_on_all_of_them() -> None:
+    """What three engines died of would end the fourth, too; whoever else is served by them goes on."""
+    async with house(colocated=5) as h:
+        for engine in h.colocated:
+            engine.script.on_request = lambda recorded: Reply.reset() if "deadly" in str(recorded.body) else None
+        assert (await h.chat("deadly")).status == 502
+        seen = sum("deadly" in str(recorded.body) for engine in h.colocated for recorded in engine.recorded)
+        assert seen == Routing().max_attempts
+        await h.up()
+        assert [(await h.chat(f"n{index}")).text for index in range(5)] == [told(f"n{index}") for index in range(5)]

@@ -70,9 +70,9 @@ class Service:
         until(lambda: not self.at_work(), within_s=within_s, story=self.at_work)
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run(*arguments: str, timeout_s: float = START_S) -> "subprocess.CompletedProcess[str]":
     """A command that ends by itself."""
-    return subprocess.run([*TWINPOOL, *arguments], capture_output=True, text=True, timeout=START_S, check=False)
+    return subprocess.run([*TWINPOOL, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 @contextmanager

@@ -155,10 +155,20 @@ def test_a_wrong_method_elsewhere(service: Service, method: str, path: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/v1/embeddings"), ("GET", "/"), ("POST", "/v1/chat/completions/"), ("GET", "/admin/state")]
+    ("method", "path"), [("POST", "/v1/unheard-of"), ("GET", "/"), ("POST", "/v1/chat/completions/"), ("GET", "/admin/state")]
 )
 def test_an_unknown_route(service: Service, method: str, path: str) -> None:
     check_refusal(wire.ask(service.url, method, path, b"{}"), 404, "no_such_route", says=path)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/audio/speech"])
+def test_a_route_that_is_known_elsewhere(service: Service, path: str) -> None:
+    check_refusal(wire.ask(service.url, "POST", path, b"{}"), 404, "unsupported", says="is not served here")
+
+
+def test_a_route_that_the_engine_does_not_have(service: Service) -> None:
+    answer = wire.ask(service.url, "POST", "/v1/embeddings", b'{"input":"a"}')
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "no_such_route")
 
 
 class TestStrict:

@@ -9,7 +9,7 @@ import pytest
 from twinpool.config import Objectives
 from twinpool.measure.blocks import Recorder, Window
 from twinpool.measure.indicators import Indicators, Limits, judge
-from twinpool.measure.report import Figures, Report, Tallied, figures_of, ratio_interval, report_of
+from twinpool.measure.report import Figures, Report, Tallied, figures_of, ratio_intervals, report_of
 from twinpool.measure.sample import Sample
 
 T = TypeVar("T")
@@ -181,7 +181,8 @@ def test_a_ratio_s_interval_uses_that_both_had_the_same_traffic() -> None:
         base.add(sample(n / 10, ttft_s=0.1 * hard))
         other.add(sample(n / 10, ttft_s=0.08 * hard))
     tallied, tallied_base = (Tallied([[block] for block in recorder.short]) for recorder in (other, base))
-    ratio, interval = ratio_interval(tallied, tallied_base, lambda found: found["ttft_s"]["mean"], Random(1))
+    figures = {"ttft": lambda found: found["ttft_s"]["mean"]}
+    ratio, interval = ratio_intervals(tallied, tallied_base, figures, Random(1))["ttft"]
     assert ratio == pytest.approx(0.8)
     assert interval == pytest.approx((0.8, 0.8))
 

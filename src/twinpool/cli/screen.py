@@ -18,7 +18,9 @@ from twinpool.cli.state import DEFAULT_ADMIN_URL
 from twinpool.deploy.fabric import Fabric
 from twinpool.deploy.vllm import PlannedEngine, VllmPlan
 
+_PAIRS_SHOWN = 10
 _STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
+_VERDICTS = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yellow]cannot tell yet[/]"}
 _ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
 
 
@@ -132,12 +134,26 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     handles = ", ".join(f"{count} {name}" for name, count in state["handles"].items() if count) or "none"
     console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.")
     console.print(f"Engine: {escape(_engines(state['workers']))}")
+    if indicators := state.get("indicators"):
+        console.print(f"Indicators, last hour: {_VERDICTS[indicators['verdict']]}")
+        for reason in indicators["reasons"]:
+            console.print(f"  {escape(reason)}", soft_wrap=True)
+        if indicators["useful_work_ratio"] is not None:
+            console.print(f"  useful work {indicators['useful_work_ratio']:.0%} of what the workers have shown they can do")
     console.print(_pools(state["workers"]))
+    attached = [worker for worker in _by_role(state["workers"]) if worker.get("kind") not in (None, "embedded")]
+    if attached:
+        console.print(_attached(attached))
     for worker in _by_role(state["workers"]):
+        if worker.get("obstacle"):
+            console.print(f"[yellow]{escape(worker['id'])}[/] hands nothing over: {escape(worker['obstacle'])}")
         if worker["reason"]:
             console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}")
         elif worker.get("warning"):
             console.print(f"[yellow]{escape(worker['id'])}[/]: {escape(worker['warning'])}")
+    for line, workers in _advice(attached).items():
+        console.print(f"[dim]{escape(', '.join(workers))}: {escape(line)}[/]")
+    _show_pairs(console, state)
     if state["decisions"]:
         console.print(_decisions(state["decisions"]))
     else:
@@ -160,6 +176,52 @@ def _pools(workers: list[dict[str, Any]]) -> Table:
             worker["url"],
         )
     return table
+
+
+def _attached(workers: list[dict[str, Any]]) -> Table:
+    """What is known of engines that are not ours: asked, declared or assumed."""
+    table = _table("Worker", "Engine", "Connector", "Lease", "Tokens a step", "KV tokens")
+    for worker in workers:
+        connector = ", ".join(filter(None, (worker["connector"], worker["kv_role"]))) or "-"
+        lease, budget = worker["lease_s"], worker["budget_tokens"]
+        table.add_row(
+            escape(worker["id"]),
+            escape(worker["engine"] or "-"),
+            escape(connector),
+            ("assumed" if worker["hands_off"] else "-") if lease is None else f"{lease:g} s",
+            "not known" if budget is None else f"{budget:,}",
+            f"{worker['kv_capacity_tokens']:,}" if worker["kv_capacity_tokens"] else "-",
+        )
+    return table
+
+
+def _advice(workers: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What to do, and for which workers."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        for line in worker.get("advice", ()):
+            found.setdefault(line, []).append(worker["id"])
+    return found
+
+
+def _show_pairs(console: Console, state: Mapping[str, Any]) -> None:
+    pairs = state.get("pairs", {})
+    troubled, slow, incompatible = pairs.get("troubled", ()), pairs.get("slow", ()), state.get("incompatible", ())
+    if troubled or slow or incompatible:
+        console.print(
+            f"Pairs: {pairs.get('proved', 0)} proved, {pairs.get('unproved', 0)} not yet, {pairs.get('aside', 0)} aside."
+        )
+    lines = [f"{_pair(pair)} is {pair['state']}: {pair['why']}" for pair in troubled]
+    lines += [f"{_pair(pair)} is slow: {pair['gb_s']:g} GB/s" for pair in slow]
+    lines += [f"{_pair(pair)} cannot be: {pair['why']}" for pair in incompatible]
+    for line in lines[:_PAIRS_SHOWN]:
+        console.print(f"[yellow]{escape(line)}[/]")
+    if len(lines) > _PAIRS_SHOWN:
+        console.print(f"... and {len(lines) - _PAIRS_SHOWN} more: --json has them")
+
+
+def _pair(pair: Mapping[str, Any]) -> str:
+    return f"{pair['prefill']} > {pair['decode']}"
 
 
 def _engines(workers: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from twinpool.deploy.restarts import RestartPolicy
 from twinpool.deploy.vllm import PlannedEngine, VllmPlan
 
 VLLM_STOP_S = 8.0  # an engine that was asked to end gives up what it computes at once, and then its GPUs
+SWEEP_S = 8.0  # for what is left then: to give back an engine's memory takes seconds
 VLLM_START_TRIES = 2  # what fails in a minute's start is seldom chance
 
 
@@ -92,7 +93,7 @@ class LocalVllm:
 
     @property
     def deadlines(self) -> Deadlines:
-        return Deadlines(start_s=self.start_s, stop_s=VLLM_STOP_S + 4)
+        return Deadlines(start_s=self.start_s, stop_s=VLLM_STOP_S + SWEEP_S)
 
     @property
     def notice(self) -> str:

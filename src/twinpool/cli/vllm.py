@@ -27,18 +27,12 @@ PORTS_TRIED = 1000  # from the first on; a machine where all those are taken has
 
 
 def plan_dry(config: Config, given: Given, wanted: Wanted) -> VllmPlan:
-    """The same without vLLM being there: that it is not is a warning."""
+    """Without vLLM being there: that it is not is a warning."""
     if given.device_root is not None:
         return plan_here(config, given, wanted, given.vllm or "vllm")
-    try:
-        return plan_here(config, given, wanted, find_vllm(given.vllm))
-    except MissingError as missing:
-        plan = plan_here(config, given, wanted, given.vllm or "vllm")
-        return replace(plan, warnings=(*plan.warnings, str(missing)))
-
-
-class MissingError(UserError):
-    """vLLM's command is not there."""
+    found = _locate(given.vllm)
+    plan = plan_here(config, given, wanted, found or given.vllm or "vllm")
+    return plan if found else replace(plan, warnings=(*plan.warnings, _missing(given.vllm)))
 
 
 def plan_here(config: Config, given: Given, wanted: Wanted, executable: str) -> VllmPlan:
@@ -83,16 +77,23 @@ def with_floor(config: Config, fabric: Fabric) -> Config:
 
 
 def find_vllm(given: str | None) -> str:
-    """Its command: as given, on the PATH, or beside this interpreter, where it is when both are in one environment."""
-    if given is not None:
-        found = shutil.which(os.path.expanduser(given))
-        if found is None:
-            raise MissingError(f"no such program: {given} (given with --vllm): give vLLM's own command, ENVIRONMENT/bin/vllm")
-        return found
-    found = shutil.which("vllm") or shutil.which("vllm", path=str(Path(sys.executable).parent))
-    if found is None:
-        raise MissingError("vLLM is not installed here: pip install vllm nixl, or give its command with --vllm PATH")
+    """Its command, or a `UserError` that says how to come by it."""
+    if (found := _locate(given)) is None:
+        raise UserError(_missing(given))
     return found
+
+
+def _locate(given: str | None) -> str | None:
+    """As given, on the PATH, or beside this interpreter, where it is when both are in one environment."""
+    if given is not None:
+        return shutil.which(os.path.expanduser(given))
+    return shutil.which("vllm") or shutil.which("vllm", path=str(Path(sys.executable).parent))
+
+
+def _missing(given: str | None) -> str:
+    if given is not None:
+        return f"no such program: {given} (given with --vllm): give vLLM's own command, ENVIRONMENT/bin/vllm"
+    return "vLLM is not installed here: pip install vllm nixl, or give its command with --vllm PATH"
 
 
 def _ports(

@@ -6,6 +6,7 @@ A handle never appears in one: the driver keeps it under (request, attempt), so 
 import msgspec
 
 from twinpool.core.decisions import Balanced, Decision, WhyBalance
+from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Leg, Role
 from twinpool.errors import Reason
 
@@ -110,9 +111,21 @@ class RecordRole(_Command, frozen=True):
 
 
 class RecordBalance(_Command, frozen=True):
-    """What balance found, where that is something new; a change that it proposes is only advice unless a `RecordRole` follows."""
+    """What balance found, where that is something new; a change that it proposes is only advice unless a `RecordRole`
+    follows."""
 
     balanced: Balanced
+
+
+class RecordPair(_Command, frozen=True):
+    """How two workers stand to each other has changed, and why. `is_slow`: what the canary moved came slower than the floor."""
+
+    prefill: str
+    decode: str
+    state: PairState
+    why: str = ""
+    bytes_per_s: float | None = None
+    is_slow: bool = False
 
 
 Command = (
@@ -129,4 +142,5 @@ Command = (
     | ProveHandoff
     | RecordRole
     | RecordBalance
+    | RecordPair
 )

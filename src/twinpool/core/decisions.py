@@ -96,8 +96,8 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Balanced(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What balance found: the pressure of this split (the share that the present traffic is of what it carries), of the best one and
-    of one pool; why it proposes that `worker` takes `role`, or why nothing."""
+    """What balance found: the pressure of this split (the share that the present traffic is of what it carries), of the best
+    one and of one pool; why it proposes that `worker` takes `role`, or why nothing."""
 
     why: WhyBalance
     prefill: int = 0

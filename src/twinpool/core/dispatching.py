@@ -11,6 +11,7 @@ from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.endings import release, retry
 from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
 from twinpool.core.model import Dialect, Leg
+from twinpool.core.pairs import Pair
 from twinpool.core.requests import Request
 
 _LOOKED_AT = 64
@@ -18,8 +19,8 @@ _LOOKED_AT = 64
 
 
 def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
-    """Send on its way whoever can go. While the first one waits, a shorter one behind it may go where the first has no use for the
-    room: to be read beside what a worker writes. (One as long as another that could not is not asked.)"""
+    """Send on its way whoever can go. While the first one waits, a shorter one behind it may go where the first has no use for
+    the room: to be read beside what a worker writes. (One as long as another that could not is not asked.)"""
     for lane in books.waiting.lanes():
         workers = books.cluster.routable(lane.model, at)
         ahead = 0
@@ -46,6 +47,7 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
 def _start(books: Books, request: Request, decision: Decision, out: list[do.Command]) -> None:
     request.attempt += 1
     request.shown_waiting = False
+    request.counted_tokens = None
     tokens, sequences = request.prompt_tokens, request.facts.sequences
     request.cached_tokens = min(decision.cached_tokens, tokens - 1)
     unread = tokens - request.cached_tokens
@@ -141,7 +143,8 @@ def _send(books: Books, request: Request, leg: Leg, out: list[do.Command], trust
 
 
 def send_canaries(books: Books, at: float, out: list[do.Command]) -> None:
-    """Those that are due."""
+    """Those that are due; and what has changed between two workers is told."""
+    out.extend(map(_record, books.pairs.take_news()))
     if books.is_draining:
         return
     sent = books.pairs.send_due(at)
@@ -149,3 +152,14 @@ def send_canaries(books: Books, at: float, out: list[do.Command]) -> None:
     due = books.pairs.next_due(at)
     if due is not None:
         books.alarm(due)
+
+
+def _record(pair: Pair) -> do.RecordPair:
+    return do.RecordPair(
+        prefill=pair.prefill,
+        decode=pair.decode,
+        state=pair.state,
+        why=pair.trouble,
+        bytes_per_s=pair.bytes_per_s,
+        is_slow=pair.is_slow,
+    )

@@ -94,8 +94,11 @@ class WorkerJoined(_Event, frozen=True):
 
 
 class WorkerLost(_Event, frozen=True):
+    """`is_gone`: its process has ended, or nothing listens there any more; else it is only silent."""
+
     worker: str
     reason: str
+    is_gone: bool = False
 
 
 class WorkerRemoved(_Event, frozen=True):
@@ -120,7 +123,8 @@ class RoleReleased(_Event, frozen=True):
 
 
 class LoadReported(_Event, frozen=True):
-    """What an engine says of its own load, `age_s` seconds before `at`: others may use it too. None for what it does not tell."""
+    """What an engine says of its own load, `age_s` seconds before `at`: others may use it too. None for what it does not
+    tell."""
 
     worker: str
     age_s: float = 0.0

@@ -24,8 +24,8 @@ from twinpool.errors import UserError
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line: the Twinpool that wrote it, the rules and the law its controller had, and the `Controller.remember` of one that was
-    not fresh."""
+    """The first line: the Twinpool that wrote it, the rules and the law its controller had, and the `Controller.remember` of
+    one that was not fresh."""
 
     version: str
     rules: Routing

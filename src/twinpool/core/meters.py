@@ -1,10 +1,9 @@
 """What one worker's legs show of its speed, taken down as they end: the estimates are fitted to it.
 
-Reading: an observation is a stretch in which the worker always had something to read, from when it got it to when it had no more, or
-to the end of a prompt once it has read `_STRETCH_TOKENS`: in between, a step has part of one prompt and part of the next. It is void
-where the worker wrote beside. Writing: the sums over time of what
-ran, so that between its first and its last token a request can tell the mean batch it ran in.
-"""
+Reading: an observation is a stretch in which the worker always had something to read, from when it got it to when it had no
+more, or to the end of a prompt once it has read `_STRETCH_TOKENS`: in between, a step has part of one prompt and part of the
+next. It is void where the worker wrote beside. Writing: the sums over time of what ran, so that between its first and its last
+token a request can tell the mean batch it ran in."""
 
 from typing import NamedTuple
 
@@ -18,7 +17,8 @@ _STRETCH_TOKENS = 16_384
 
 
 class ReadingSeen(NamedTuple):
-    """`steps` ended with a prompt; `pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens `u`."""
+    """`steps` ended with a prompt; `pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens
+    `u`."""
 
     steps: int
     prompts: int

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from twinpool.config import Count
 from twinpool.core.decisions import Why
 from twinpool.core.roles import Role as Role
 
@@ -71,7 +72,7 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     serves_whole: bool = True
     continues: bool = False  # can go on with an answer that another engine began
     fingerprint: tuple[tuple[str, str], ...] = ()  # (what, value), in the order in which a difference is named
-    tensor_parallel: int = 1
+    tensor_parallel: Count = 1
     vouches: bool = False  # verifies each handle itself and refuses what is not its own: its pairs need no other proof
     reads_handoffs: bool = True  # False: must never be given a handle, as a vLLM launched `kv_producer`
     gives_handoffs: bool = True  # False: must never be asked for one, as a vLLM launched `kv_consumer`

@@ -16,8 +16,8 @@ from twinpool.core.model import RequestFacts, Usage
 
 class Pending(NamedTuple):
     """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none.
-    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest. Those that wait before
-    it have `ahead_tokens` of prompts."""
+    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest. Those that wait
+    before it have `ahead_tokens` of prompts."""
 
     facts: RequestFacts
     prompt_tokens: int
@@ -58,8 +58,8 @@ class PromptLengths(Protocol):
 
 
 class PoolView(NamedTuple):
-    """What balance may see: the workers that are well, in the order of their ids; how many requests wait, and with how many prompt
-    tokens."""
+    """What balance may see: the workers that are well, in the order of their ids; how many requests wait, and with how many
+    prompt tokens."""
 
     at: float
     workers: Sequence[WorkerView]
@@ -72,7 +72,8 @@ Balance = Callable[[PoolView, float], Balanced]
 
 
 class Learner(Protocol):
-    """What the policies keep in mind of what they saw: costs by kind of worker, what is asked for, who holds which beginnings."""
+    """What the policies keep in mind of what they saw: costs by kind of worker, what is asked for, who holds which
+    beginnings."""
 
     def is_known(self, kind: str) -> bool:
         """Whether its costs are."""

@@ -2,9 +2,8 @@
 
     prefill ◄──► decode     a worker that changes takes new work of its new role at once, and ends what it has of the old one
 
-A change is one assignment of ours and nothing of the engine's, so it cannot stop halfway; a worker that is lost meanwhile comes back
-in the role it was given last. Nothing ticks while nobody could change, or nobody asked for anything for a while.
-"""
+A change is one assignment of ours and nothing of the engine's, so it cannot stop halfway; a worker that is lost meanwhile comes
+back in the role it was given last. Nothing ticks while nobody could change, or nobody asked for anything for a while."""
 
 from twinpool.config import BalanceMode
 from twinpool.core import commands as do
@@ -63,11 +62,13 @@ def _tick(books: Books, at: float, out: list[do.Command]) -> None:
     if found.worker is None or found.role is None or books.law.balance.mode is not BalanceMode.AUTO:
         return
     balance.changed_at = at
-    change_role(books, found.worker, found.role, found.why, out)
+    change_role(books, found.worker, found.role, found.why, at, out)
     send_canaries(books, at, out)
     dispatch(books, at, out)
 
 
-def change_role(books: Books, worker: str, role: Role, why: WhyBalance, out: list[do.Command]) -> None:
-    books.cluster[worker].role = role
-    out.append(do.RecordRole(worker=worker, role=role, reason=why))
+def change_role(books: Books, name: str, role: Role, why: WhyBalance, at: float, out: list[do.Command]) -> None:
+    worker = books.cluster[name]
+    worker.role = role
+    out.append(do.RecordRole(worker=name, role=role, reason=why))
+    books.pairs.take_roles(worker, at)

@@ -82,7 +82,7 @@ def request_finished(books: Books, event: on.RequestFinished, out: list[do.Comma
         if leg in request.out:
             request.out.remove(leg)
     if event.usage is not None:
-        _check_count(books, request, event.usage.prompt_tokens)
+        _check_count(books, request, event, event.usage.prompt_tokens, out)
         _learn_length(books, request, event.usage.prompt_tokens)
     end(books, request, RequestMove.FINISH, out)
     dispatch(books, event.at, out)
@@ -92,17 +92,21 @@ def _handoff_arrived(books: Books, request: Request) -> None:
     """D has written from the KV; nothing, where one worker does all."""
     books.handles.spend((request.id, request.attempt))
     if request.prefill is not None and request.decode is not None:
-        books.pairs.arrived(request.prefill.worker, request.decode.worker)
+        due = books.pairs.arrived(request.prefill.worker, request.decode.worker)
+        if due is not None:
+            books.alarm(due)
 
 
-def _check_count(books: Books, request: Request, prompt_tokens: int) -> None:
+def _check_count(books: Books, request: Request, event: on.RequestFinished, prompt_tokens: int, out: list[do.Command]) -> None:
     """Two engines that make other tokens of one prompt must not hand over; this client has its answer already."""
-    if request.counted_tokens in (None, prompt_tokens) or request.is_begun or request.prefill is None:
+    was_told = request.counted_tokens and prompt_tokens  # an engine without usage has counted nothing
+    if not was_told or request.counted_tokens == prompt_tokens or request.is_begun or request.prefill is None:
         return
     prefill, decode = request.engines()
     if not (prefill.vouches and decode.vouches):
         why = f"they count the same prompt differently: {request.counted_tokens} and {prompt_tokens} tokens"
         books.pairs.condemn(prefill.worker, decode.worker, why)
+        send_canaries(books, event.at, out)
 
 
 def leg_failed(books: Books, event: on.LegFailed, out: list[do.Command]) -> None:
@@ -140,11 +144,13 @@ def _blame(books: Books, request: Request, event: on.LegFailed, out: list[do.Com
     elif event.failure in _CONNECTION_LOST:
         worker.lose()
         out.append(do.ProbeWorker(worker=engine.worker))
+        send_canaries(books, event.at, out)
     if event.failure not in (Failure.BUSY, Failure.REJECTED):
         request.avoid |= {engine.worker}
         if event.leg is Leg.DECODE and event.failure in _MAY_BE_THE_PAIR and request.prefill is not None:
             request.avoid |= {request.prefill.worker}
-            _blame_pair(books, request, request.prefill, engine, event, out)
+            if request.story.state is not RequestState.STREAMING:  # else its handoff went well
+                _blame_pair(books, request, request.prefill, engine, event, out)
 
 
 def _blame_pair(
@@ -154,7 +160,7 @@ def _blame_pair(
         books.pairs.condemn(prefill.worker, decode.worker, "the two count the same prompt's tokens differently")
     else:
         books.pairs.strike(prefill.worker, decode.worker, request.id, event.at, event.failure)
-        send_canaries(books, event.at, out)
+    send_canaries(books, event.at, out)
 
 
 def _after_failure(books: Books, request: Request, event: on.LegFailed, out: list[do.Command]) -> None:

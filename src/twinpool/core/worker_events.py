@@ -64,11 +64,18 @@ def _begin_anew(books: Books, request: Request, leg: Leg, at: float, out: list[d
 
 
 def worker_lost(books: Books, event: on.WorkerLost, out: list[do.Command]) -> None:
-    """Nothing new goes there. What runs there is not touched: its own connections tell how it ends."""
+    """Nothing new goes there. What runs there is not touched: its own connections tell how it ends. But nobody tells of a
+    prompt that it held for another: where its process has ended, that one is read again, before its reader gives up."""
     worker = books.cluster.get(event.worker)
-    if worker is not None:
-        worker.lose()
-        dispatch(books, event.at, out)  # who waited for it may go another way
+    if worker is None:
+        return
+    worker.lose()
+    if event.is_gone:
+        for request in list(books.requests.values()):
+            if request.story.state is RequestState.DECODING and request.prefill == worker.engine:
+                _begin_anew(books, request, Leg.DECODE, event.at, out)
+    send_canaries(books, event.at, out)
+    dispatch(books, event.at, out)  # who waited for it may go another way
 
 
 def worker_removed(books: Books, event: on.WorkerRemoved, out: list[do.Command]) -> None:
@@ -76,6 +83,7 @@ def worker_removed(books: Books, event: on.WorkerRemoved, out: list[do.Command])
     if worker is not None:
         books.pairs.forget(worker)
         books.cluster.remove(event.worker)
+        send_canaries(books, event.at, out)  # one of its own may have kept another worker
         dispatch(books, event.at, out)
 
 
@@ -83,6 +91,7 @@ def drain_asked(books: Books, event: on.DrainAsked, out: list[do.Command]) -> No
     worker = books.cluster.get(event.worker)
     if worker is not None:
         worker.drain()
+        send_canaries(books, event.at, out)
         dispatch(books, event.at, out)
 
 
@@ -93,7 +102,7 @@ def role_asked(books: Books, event: on.RoleAsked, out: list[do.Command]) -> None
     worker.is_held = True
     if worker.role is event.role:
         return
-    change_role(books, event.worker, event.role, WhyBalance.MANUAL, out)
+    change_role(books, event.worker, event.role, WhyBalance.MANUAL, event.at, out)
     send_canaries(books, event.at, out)
     dispatch(books, event.at, out)
 

@@ -15,12 +15,23 @@ from twinpool.deploy.devices import Devices, Gpu, RdmaPort
 
 AMAZON = "0x1d0f"  # PCI vendor; the EFA cards' device ids are 0xefa0, 0xefa1, …
 
+# What NIXL's plugin for EFA is linked with and its wheel does not bring: of AWS's installer, and of hwloc.
+LIBFABRIC, HWLOC = "libfabric.so.1", "libhwloc.so.15"
+_AMAZON_FOLDERS = ("opt/amazon/efa/lib64", "opt/amazon/efa/lib")
+_LIBRARY_FOLDERS = (
+    *("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"),
+    *("usr/local/lib64", "usr/local/lib", "usr/lib"),
+)
+
 _NOWHERE = ("192.0.2.1", 9)  # an address of RFC 5737 that nobody has; to connect a UDP socket sends nothing
 
 
 def read_devices(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> Devices:
     """`env` says which GPUs were chosen already (``CUDA_VISIBLE_DEVICES``); None for another machine's."""
     efa, closed_efa = _efa(root)
+    libfabric = _folder_of(root, LIBFABRIC)
+    missing = [LIBFABRIC] if libfabric is None else []
+    missing += [HWLOC] if _folder_of(root, HWLOC) is None else []
     gpus, closed = _gpus(root)
     chosen = (env or {}).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
@@ -31,6 +42,8 @@ def read_devices(root: Path = Path("/"), env: Mapping[str, str] | None = None) -
         rdma=tuple(_rdma_ports(root)),
         closed_efa=closed_efa,
         closed_gpus=closed,
+        libfabric=libfabric if efa else None,
+        missing_libraries=tuple(missing) if efa else (),
         address=_address() if root == Path("/") else None,
         gpus_in_pci_order=chosen is None,
     )
@@ -53,6 +66,10 @@ def _is_efa(card: Path) -> bool:
 def _is_efa_function(device: Path) -> bool:
     """One on the PCI bus that no driver has taken, or whose driver this container is not shown."""
     return _text(device / "vendor") == AMAZON and _text(device / "device").startswith("0xefa")
+
+
+def _folder_of(root: Path, library: str) -> str | None:
+    return next((f"/{name}" for name in (*_AMAZON_FOLDERS, *_LIBRARY_FOLDERS) if (root / name / library).exists()), None)
 
 
 def _rdma_ports(root: Path) -> Iterator[RdmaPort]:

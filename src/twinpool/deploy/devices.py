@@ -25,12 +25,15 @@ class RdmaPort:
 @dataclass(frozen=True, slots=True)
 class Devices:
     """`closed_efa` and `closed_gpus` are there, but not for this process: a container sees the machine's /sys and /proc whole,
-    and of /dev what it was given. `address` is where other machines find this one, None when it is on no network."""
+    and of /dev what it was given. `libfabric` is the folder of that library, and `missing_libraries` are those that NIXL needs
+    for EFA and that were not found. `address` is where other machines find this one, None when it is on no network."""
 
     gpus: tuple[Gpu, ...] = ()
     efa: tuple[str, ...] = ()
     rdma: tuple[RdmaPort, ...] = ()
     closed_efa: tuple[str, ...] = ()
     closed_gpus: int = 0
+    libfabric: str | None = None
+    missing_libraries: tuple[str, ...] = ()
     address: str | None = None
     gpus_in_pci_order: bool = True  # else somebody chose them with CUDA_VISIBLE_DEVICES, in an order of their own

@@ -60,6 +60,15 @@ def choose_fabric(devices: Devices, backend: str = "auto") -> Fabric:
 
 def _efa(devices: Devices, warnings: tuple[str, ...]) -> Fabric:
     notes = ["EFA has no short cut within a machine: the KV of engines that share this one goes out by a card and back in"]
+    linker: tuple[tuple[str, str], ...] = ()
+    if devices.libfabric is not None and devices.libfabric.startswith("/opt/"):  # not a folder that the linker knows of itself
+        linker = (("LD_LIBRARY_PATH", devices.libfabric),)
+    if devices.missing_libraries:
+        missing = " and ".join(devices.missing_libraries)
+        warnings += (
+            f"NIXL's LIBFABRIC backend needs {missing}, not found on this machine: engines will end at their start. "
+            "Install AWS's EFA software (aws-efa-installer) and hwloc (libhwloc15)",
+        )
     if devices.gpus:
         notes.append("where all engines are on this machine for good, --nixl-backend ucx hands over from GPU to GPU")
     return Fabric(
@@ -67,6 +76,7 @@ def _efa(devices: Devices, warnings: tuple[str, ...]) -> Fabric:
         over="EFA",
         reason=f"{_count(len(devices.efa), 'EFA device')} ({_some(devices.efa)}), which UCX cannot drive with RDMA",
         env=(
+            *linker,
             ("FI_PROVIDER", "efa"),  # else libfabric takes TCP when EFA does not come up, and says nothing
             ("FI_EFA_USE_DEVICE_RDMA", "1"),  # ends the engine where the card has no RDMA, rather than emulating it
             ("FI_EFA_ENABLE_SHM_TRANSFER", "0"),  # its path within one machine copies GPU memory as if it were the host's

@@ -14,12 +14,14 @@ every engine, so it takes nothing but the standard library.
 
 import ctypes
 import json
+import math
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,8 @@ from urllib.parse import urlsplit
 
 HEALTH_INTERVAL_S = 0.5  # an engine takes a minute to start
 HEALTH_TIMEOUT_S = 2.0
+TRACKERS_S = 3.0  # once nothing else is left: a tracker removes a handful of files
+SWEEP_INTERVAL_S = 0.02
 PORT_TAKEN = 98  # EADDRINUSE
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # Linux's prctl(2)
@@ -124,18 +128,36 @@ def _dies_with_us() -> Callable[[], None] | None:
 
 
 def _sweep() -> None:
-    """Ends all that the engine left, and what those leave in turn."""
-    while True:
-        for pid in _children():
+    """Ends all that the engine left, and what those leave in turn.
+
+    Python's resource trackers are not killed at first: they end by themselves once the others have, and remove what those left
+    in shared memory, hundreds of MB an engine.
+    """
+    alone_since = math.inf  # the memory of the others takes seconds to be given back, and only then a tracker begins
+    while children := _children():
+        others = [pid for pid in children if not _is_tracker(pid)]
+        alone_since = math.inf if others else min(alone_since, time.monotonic())
+        for pid in others if time.monotonic() < alone_since + TRACKERS_S else children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+        _reap()
+        time.sleep(SWEEP_INTERVAL_S)
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _children() -> list[int]:
+    """Those that have ended and were not waited for too."""
     found = []
     for folder in Path("/proc").glob("[0-9]*") if _IS_LINUX else ():
         with suppress(OSError, ValueError):  # it ended meanwhile

@@ -21,18 +21,16 @@ from twinpool.deploy.plan import ROLES, CoreShare, Wanted, share_cores
 from twinpool.errors import UserError
 from twinpool.machine import Machine
 
-FIRST_PORT = 8100
-FIRST_SIDE_CHANNEL_PORT = 5600  # vLLM's own default, which every engine of a machine would take
-PORTS = range(1024, 65536)
-
 # Tokens of one step at most, the same in either role. Every running answer waits for a step to end.
 GPU_BUDGET_TOKENS = 2048  # vLLM's own default on most GPUs; on the largest its 8,192 to 16,384 hold answers up for longer
 CPU_BUDGET_TOKENS = 256  # as the embedded engine: larger steps read prompts no faster there
 GPU_SEQUENCES = 256  # vLLM's own default
 CPU_SEQUENCES = 16  # each further one makes the step of a CPU longer
 
-CPU_KV_GIB = 4  # of each engine where memory allows: it is taken at the start, and a laptop has other uses for it
-CPU_OVERHEAD_BYTES = 1_300_000_000  # an engine without weights and KV: two interpreters with torch, measured 1.0 to 1.1 GB
+# Of each engine, where memory allows: it is taken at the start, and a laptop has other uses for it. The environment's
+# VLLM_CPU_KVCACHE_SPACE says otherwise.
+CPU_KV_GIB = 2
+CPU_OVERHEAD_BYTES = 1_800_000_000  # an engine without weights and KV: three interpreters with torch, measured 1.7 GB
 GPU_USABLE_RATIO = 0.9  # vLLM's share of a GPU's memory
 SHORTEST_LEASE_S = 6  # vLLM counts in whole seconds and sends a heartbeat each sixth of it
 
@@ -132,7 +130,8 @@ def plan_vllm(machine: Machine, devices: Devices, fabric: Fabric, wish: Wish) ->
         _engine(common, name, role, ports, place, may_swap=len(set(ranks)) == 1)
         for (name, role), ports, place in zip(named, wish.ports, places, strict=True)
     )
-    return VllmPlan(engines, fabric, gateway_cores, (*_notes(devices, sum(ranks), common), *fabric.notes), fabric.warnings)
+    notes = (*_notes(devices, sum(ranks), common), *fabric.notes)
+    return VllmPlan(engines, fabric, gateway_cores, notes, (*fabric.warnings, *_expected_efa(fabric, wish)))
 
 
 def side_channel_host(fabric: Fabric, host: str | None, address: str | None) -> str:
@@ -179,7 +178,7 @@ def _settle(fabric: Fabric, devices: Devices, wish: Wish) -> _Common:
 def _engine(common: _Common, name: str, role: str, ports: tuple[int, int], place: _Place, *, may_swap: bool) -> PlannedEngine:
     """`may_swap` is false where tensor parallel sizes differ: the larger could not hand KV to the smaller."""
     wish, fabric, (port, side_port) = common.wish, common.fabric, ports
-    tuning = {key: value for key, value in fabric.env if not _is_set(wish, key)}
+    tuning = {key: _in_front(wish, key, value) for key, value in fabric.env if not _is_set(wish, key)}
     side_channel = {"VLLM_NIXL_SIDE_CHANNEL_HOST": common.side_host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port)}
     listen = wish.host or "127.0.0.1"
     reach = _EVERYWHERE.get(listen, listen)
@@ -225,8 +224,8 @@ def _on_gpus(devices: Devices, ranks: Sequence[int]) -> list[_Place]:
     """Neighbours on the bus to one engine: they are the likeliest to share a switch or a node of memory."""
     if sum(ranks) > len(devices.gpus):
         raise UserError(
-            f"{_engines(len(ranks))} take {sum(ranks)} GPUs, this machine has {len(devices.gpus)}: ask for fewer with "
-            "--prefill-workers and --decode-workers, or take a smaller --tensor-parallel"
+            f"{_engines(len(ranks))} take {sum(ranks)} GPUs, this machine has {len(devices.gpus)}: ask for fewer "
+            "(--prefill-workers, --decode-workers, or one pool: --colocated-workers), or take a smaller --tensor-parallel"
         )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if devices.gpus_in_pci_order else {}
     places, start = [], 0
@@ -285,10 +284,9 @@ def _check_gpu_memory(gpus: tuple[Gpu, ...], tensor_parallel: int, weights_bytes
 
 
 def _decode_parallel(wish: Wish) -> int:
+    """A decode engine's ranks each read from one rank of a prefill engine: 4 may read from 1, but not 1 from 4."""
     decode = wish.decode_tensor_parallel or wish.tensor_parallel
-    if (
-        decode % wish.tensor_parallel
-    ):  # a decode engine reads whole shares of each prefill engine's heads, so 4 from 1 but not 1 from 4
+    if decode % wish.tensor_parallel:
         raise UserError(
             f"--decode-tensor-parallel {decode} is no multiple of --tensor-parallel {wish.tensor_parallel}: "
             "the engines could not hand KV over"
@@ -324,6 +322,19 @@ def _option(words: tuple[str, ...], name: str) -> str | None:
 
 def _is_set(wish: Wish, name: str) -> bool:
     return name.startswith(_TUNING) and name in (wish.environment or {})
+
+
+def _in_front(wish: Wish, name: str, value: str) -> str:
+    """A folder for the linker goes before those that it is told already."""
+    told = (wish.environment or {}).get(name) if name == "LD_LIBRARY_PATH" else None
+    return f"{value}:{told}" if told else value
+
+
+def _expected_efa(fabric: Fabric, wish: Wish) -> tuple[str, ...]:
+    """Images for EFA set this; on a machine or in a container without the cards nothing else would tell."""
+    if (wish.environment or {}).get("FI_PROVIDER") != "efa" or fabric.over == "EFA":
+        return ()
+    return (f"the environment says FI_PROVIDER=efa, but KV will go over {fabric.over}: no EFA device is used",)
 
 
 def _notes(devices: Devices, used: int, common: _Common) -> list[str]:

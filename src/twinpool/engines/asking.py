@@ -10,8 +10,8 @@ from twinpool.errors import TwinpoolError
 
 MAX_PAGE_BYTES = 8 << 20  # vLLM's metrics take 0.2 MB; nothing that an engine says may fill our memory
 
-_ABSENT = frozenset({404, 405, 501})
-_REFUSED = frozenset({401, 403})
+_ABSENT = frozenset({403, 404, 405, 501})
+"""403 too: what stands before an engine may forbid every page that it does not know. A key that is wrong is a 401."""
 
 
 class Trouble(StrEnum):
@@ -38,9 +38,8 @@ async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, 
         async with session.get(url, headers=headers, allow_redirects=False) as answer:
             if answer.status in _ABSENT:
                 return None
-            if answer.status in _REFUSED:
-                key = "the key that it was sent" if "authorization" in headers else "a request without a key: api_key_file"
-                raise ProbeError(f"it refuses {key} ({answer.status})", Trouble.AUTH)
+            if answer.status == 401:
+                raise _refusal(headers)
             if answer.status != 200:
                 raise ProbeError(f"{url} answered {answer.status}")
             page = await answer.content.read(MAX_PAGE_BYTES + 1)
@@ -53,6 +52,12 @@ async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, 
     if len(page) > MAX_PAGE_BYTES:
         raise ProbeError(f"{url} answers with more than {MAX_PAGE_BYTES >> 20} MB")
     return page
+
+
+def _refusal(headers: Mapping[str, str]) -> ProbeError:
+    """It does not take our key, or wants one."""
+    key = "the key that it was sent" if "authorization" in headers else "a request without a key: api_key_file"
+    return ProbeError(f"it refuses {key} (401)", Trouble.AUTH)
 
 
 def _reason(problem: OSError) -> str:

@@ -80,7 +80,7 @@ async def ask_models(ask: Ask) -> list[Model]:
     """Raises `ProbeError` where there is no such page or it is not understood."""
     page = await ask("/v1/models")
     if page is None:
-        raise ProbeError("it has no /v1/models: is this an OpenAI engine?")
+        raise ProbeError("it shows no /v1/models: is this an OpenAI engine?")
     try:
         return msgspec.json.decode(page, type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError) as strange:

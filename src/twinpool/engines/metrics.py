@@ -101,6 +101,7 @@ _RATIOS = frozenset({"kv_usage_ratio"})  # the fullest of several engines
 _SECONDS = frozenset({"handoff_seconds"})
 _CACHE = b"vllm:cache_config_info"
 _START = b"process_start_time_seconds"
+_COMMENT = ord("#")
 
 _LINE = re.compile(rb'[\w:]+(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)')
 _LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -123,19 +124,19 @@ async def scrape(
 def read_metrics(page: bytes) -> EngineMetrics:
     """Never raises: what cannot be read is not there. Beyond `MAX_PAGE_BYTES` nothing is looked at."""
     found: dict[str, float] = {}
-    births: list[float] = []
+    births: list[bytes] = []
     cache: dict[str, Any] = {}
     started: float | None = None
     has_nixl = has_lmcache = is_vllm = False
     for line in page[:MAX_PAGE_BYTES].split(b"\n"):
-        if not line or line[0] == 35:  # '#'
+        if not line or line[0] == _COMMENT or b"_bucket{" in line:  # four lines of five
             continue
         name = line.partition(b" ")[0].partition(b"{")[0]
         if name.startswith(b"vllm:"):
             is_vllm = True
             has_nixl = has_nixl or name.startswith(b"vllm:nixl_")
             if name.endswith(b"_created"):
-                births.extend(_values(line))
+                births.append(line)
                 continue
             if name == _CACHE:
                 _add_cache(cache, line)
@@ -151,7 +152,7 @@ def read_metrics(page: bytes) -> EngineMetrics:
         if field is not None:
             for value in _values(line):
                 found[field] = max(found.get(field, 0.0), value) if field in _RATIOS else found.get(field, 0.0) + value
-    born = started if started is not None else min(births, default=None)
+    born = started if started is not None else min((value for line in births for value in _values(line)), default=None)
     counted: dict[str, Any] = {
         field: value if field in _RATIOS or field in _SECONDS else int(value) for field, value in found.items()
     }

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import resource
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from twinpool.assemble import build_controller
 from twinpool.config import Config, Declared
+from twinpool.core.law import Law
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
 from twinpool.engines.asking import Trouble
@@ -63,21 +65,25 @@ class Gateway:
         engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
+        say: Callable[[str], None] = lambda news: None,
     ) -> None:
+        """`say` is given news for the person who watches, a line each."""
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
-        controller = build_controller(config.routing)
-        self._metrics = Metrics(controller, config.objectives.long_prompt_tokens)
+        law = Law(objectives=config.objectives, balance=config.balance)
+        controller = build_controller(config.routing, law=law)
+        self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(
             controller,
             self._pool,
             config.timeouts,
             self._metrics,
-            Journal(journal, config.routing, config.journal, controller.remember) if journal is not None else None,
+            Journal(journal, config.routing, law, config.journal, controller.remember) if journal is not None else None,
             AccessLog(access_log, config.access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )
+        self._driver.say = say
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
         self._pool.on_idle_lost = self._members.connection_lost
@@ -160,6 +166,7 @@ class Gateway:
             drain_s = self._config.server.drain_s
             await self._driver.drain(drain_s)
             await self._server.close(drain_s=1.0)
+        await self._driver.ask_no_more()
         await self._members.close()
         await self._driver.close()
         await self._pool.close()
@@ -189,7 +196,7 @@ class Gateway:
             return
         if (why := why_unsupported(path)) is not None:
             self._authenticate(request)
-            raise NotFoundError(f"{path} is not served here: {why}", Reason.UNSUPPORTED)
+            raise NotFoundError(f"the route {path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
         if path == "/health":
@@ -210,7 +217,7 @@ class Gateway:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body, self._members.only_model())
+        call = read_call(endpoint, request.body, self._members.only_model)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):

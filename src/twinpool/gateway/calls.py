@@ -7,6 +7,7 @@ import msgspec
 
 from twinpool.core.model import Leg
 from twinpool.errors import RequestError
+from twinpool.gateway.cache_epochs import Watch
 from twinpool.gateway.continuation import SentCopy
 from twinpool.gateway.openai import Call
 from twinpool.gateway.relay import EngineError, Handoff, Headers, StreamedAnswer
@@ -46,6 +47,7 @@ class ClientRequest:
         "sent",
         "stream",
         "stream_has_error",
+        "watch",
         "wire_id",
     )
 
@@ -72,6 +74,7 @@ class ClientRequest:
         self.stream: StreamedAnswer | None = None  # the last attempt's
         self.copy: SentCopy | None = None  # of what the client has, where another engine could go on with it
         self.stream_has_error = False
+        self.watch: Watch | None = None  # over the last decode leg of a handle, until it is judged
         self.prompt_tokens: int | None = None  # as an engine counted them
         self.cached_tokens = 0  # of those, where the prompt was prefilled
         self.begin(attempt=0, path="none", sent=None)

@@ -24,9 +24,10 @@ from twinpool.engines.answers import failure_of_loss, failure_of_status
 from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.gateway.guard import Scrape
+from twinpool.gateway.place import Place
 from twinpool.handoff import nixl
 from twinpool.handoff.body import Fields, take_apart
-from twinpool.http1 import Origin, Pool, Response, UpstreamLost
+from twinpool.http1 import Pool, Response, UpstreamLost
 
 _PATH = "/v1/completions"
 _WORDS = tuple(
@@ -36,17 +37,10 @@ _WORDS = tuple(
 _LIST_WORDS = 96  # some two hundred tokens: several blocks of KV, a few milliseconds of an engine's time
 _REPEATED_WORDS = 12
 _TOP = 5
-_HANDSHAKE_S = 300.0  # the first one of a pair may take minutes on a busy machine
+_HANDSHAKE_S = 300.0  # the first one of two stock engines may take minutes on a busy machine
 _COUNTED_WITHIN_S = 5.0  # an engine publishes what it moved some steps later
 _POLL_S = 0.2
 _NOT_TRIED = frozenset({Failure.BUSY, Failure.UNREACHABLE, Failure.BROKEN, Failure.TIMED_OUT})
-
-
-class Place(NamedTuple):
-    """A worker, and where it listens."""
-
-    facts: WorkerFacts
-    origin: Origin
 
 
 class _FailedError(Exception):
@@ -144,7 +138,8 @@ class Canaries:
         except nixl.HandoffMissingError as missing:
             raise _FailedError(f"{missing}: is its connector set up?") from missing
         _check_reach(handle, prefill.origin.host, decode.origin.host)
-        second = await self._send("decode", decode, nixl.decode_body(fields, handle), _HANDSHAKE_S)
+        patience_s = self._timeouts.first_byte_s if decode.facts.vouches else _HANDSHAKE_S
+        second = await self._send("decode", decode, nixl.decode_body(fields, handle), patience_s)
         took_s = monotonic() - granted
         self._check_lease(prefill.facts, took_s)
         ours, theirs = _read(second), _read(first)
@@ -165,7 +160,9 @@ class Canaries:
             answer = await self._pool.fetch(place.origin, "POST", _PATH, headers, body, timeout_s=timeout_s)
         except UpstreamLost as lost:
             failure = failure_of_loss(lost)
-            raise _FailedError(f"the {leg} leg of a canary: {lost}", was_tried=failure not in _NOT_TRIED) from lost
+            has_hung = leg == "decode" and failure is Failure.TIMED_OUT  # as between two whose fabric broke
+            was_tried = has_hung or failure not in _NOT_TRIED
+            raise _FailedError(f"the {leg} leg of a canary: {lost}", was_tried=was_tried) from lost
         if answer.status != 200:
             failure = failure_of_status(answer.status, answer.body)
             said = answer.body[:200].decode("utf-8", "replace")

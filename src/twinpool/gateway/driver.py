@@ -17,18 +17,21 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
-from twinpool.core.model import Usage
+from twinpool.core.lifecycle import PairState
+from twinpool.core.model import Failure, Leg, Usage
 from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
 from twinpool.gateway.access_log import AccessLog
+from twinpool.gateway.cache_epochs import CacheEpochs
 from twinpool.gateway.calls import ClientRequest
-from twinpool.gateway.canary import Canaries, Place
+from twinpool.gateway.canary import Canaries
 from twinpool.gateway.guard import Guard, Histories, Scrape
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.legs import Legs
 from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import PATHS
+from twinpool.gateway.place import Place
 from twinpool.gateway.release import Read, Releases
 from twinpool.http1 import Origin, Pool
 from twinpool.measure.timeline import Timeline
@@ -78,13 +81,15 @@ class Driver:
     ) -> None:
         self.controller = controller
         self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
+        self.say: Callable[[str], None] = lambda news: None
         self.probe_now: Callable[[str], None] = lambda worker: None
         self.scrape: Scrape = _nobody_to_ask
         self.histories = Histories()
-        self._metrics = metrics
+        self.metrics = metrics
         self._journal = journal
         self._access_log = access_log
         self._guard = Guard(self.histories, self._scrape)
+        self.cache_epochs = CacheEpochs(controller.rules.lease_margin_s, lambda news: self.say(news))
         self._canaries = Canaries(pool, controller.rules, timeouts, self.feed, self._scrape)
         self._releases = Releases(pool, timeouts.release_s, self.feed)
         self._legs = Legs(pool, timeouts, self.feed, self._releases.start, expose_route=expose_route)
@@ -109,6 +114,8 @@ class Driver:
             do.ProbeWorker: self._probe_worker,
             do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
+            do.RecordPair: self._record_pair,
+            do.RecordBalance: self._record_balance,
         }
 
     def feed(self, event: on.Event) -> None:
@@ -129,6 +136,7 @@ class Driver:
         self._requests[request.id] = request
         self._idle.clear()
         try:
+            self.metrics.indicators.arrived(request.call.facts)
             self.feed(on.RequestArrived(at=monotonic(), request=request.id, facts=request.call.facts))
             await request.ended
         except asyncio.CancelledError:
@@ -150,11 +158,16 @@ class Driver:
         except TimeoutError:
             self._give_up()
 
-    async def close(self) -> None:
-        """End what is left: legs, releases, the timer, the journal."""
+    async def ask_no_more(self) -> None:
+        """End what scrapes engines, before those who do that for it are closed."""
         self._give_up()
         await self._canaries.close()
+        self.cache_epochs.close()
         await self._guard.close()
+
+    async def close(self) -> None:
+        """End what is left: legs, releases, the timer, the journal."""
+        await self.ask_no_more()
         await self._releases.close()
         await self._legs.close()
         if self._timer is not None:  # the releases' ends may have set it anew
@@ -175,6 +188,7 @@ class Driver:
     # The loop
 
     def _step(self, event: on.Event) -> None:
+        self._judge_cache(event)  # before another leg goes to the same engine
         commands = self.controller.handle(event)
         if self._journal is not None:
             self._journal.write(event, commands)
@@ -183,9 +197,9 @@ class Driver:
         if isinstance(event, on.RequestFinished):
             self._finished(event)
         elif isinstance(event, on.LegFailed):
-            self._metrics.leg_failed(event.leg, event.failure)
+            self.metrics.leg_failed(event.leg, event.failure)
         elif isinstance(event, on.HandoffProved | on.HandoffNotProved):
-            self._metrics.canary_ended(event)
+            self.metrics.canary_ended(event)
 
     def _set_timer(self) -> None:
         at = self.controller.next_wakeup()
@@ -205,13 +219,14 @@ class Driver:
     # Commands
 
     def _record_decision(self, command: do.RecordDecision) -> None:
-        self._metrics.decided(command.decision)
+        self.metrics.decided(command.decision)
         self.decisions.append(RecordedDecision(monotonic(), command.request, command.attempt, command.decision))
 
     def _send_prefill(self, command: do.SendPrefill) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="disaggregated", sent=monotonic(), prefill=command.worker)
-        self._legs.start_prefill(request, self._origins[command.worker])
+        self._legs.start_prefill(request, self._place(command.worker))
+        self.metrics.indicators.leg_runs(request.legs[Leg.PREFILL], command.worker)
 
     def _send_decode(self, command: do.SendDecode) -> None:
         request = self._requests[command.request]
@@ -219,17 +234,18 @@ class Driver:
         doubt = None
         if command.trusted_until is not None and request.prefilled is not None:
             doubt = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
-        continues = self._continues(command.worker)
-        self._legs.start_decode(request, self._origins[command.worker], continues=continues, doubt=doubt)
+            request.watch = self.cache_epochs.watch(command.worker, doubt, command.trusted_until)
+        self._legs.start_decode(request, self._place(command.worker), doubt)
+        self.metrics.indicators.leg_runs(request.legs[Leg.DECODE], command.worker)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
         request.begin(attempt=command.attempt, path="colocated", sent=monotonic(), decode=command.worker)
-        self._legs.start_whole(request, self._origins[command.worker], continues=self._continues(command.worker))
+        self._legs.start_whole(request, self._place(command.worker))
+        self.metrics.indicators.leg_runs(request.legs[Leg.WHOLE], command.worker)
 
-    def _continues(self, worker: str) -> bool:
-        known = self.controller.cluster.get(worker)
-        return known is not None and known.facts.continues
+    def _place(self, worker: str) -> Place:
+        return Place(self.controller.cluster[worker].facts, self._origins[worker], self.cache_epochs.salt_of(worker))
 
     def _break_leg(self, command: do.BreakLeg) -> None:
         request = self._requests.get(command.request)
@@ -240,6 +256,8 @@ class Driver:
         request = self._requests.get(command.request)
         if request is not None:
             self._legs.cancel(request, command.leg)
+            if command.leg is Leg.DECODE and request.watch is not None:
+                request.watch.ended(monotonic())
 
     def _release_handle(self, command: do.ReleaseHandle) -> None:
         request = self._requests[command.request]
@@ -274,12 +292,37 @@ class Driver:
         self.probe_now(command.worker)
 
     def _prove_handoff(self, command: do.ProveHandoff) -> None:
-        cluster = self.controller.cluster
-        prefill, decode = (Place(cluster[worker].facts, self._origins[worker]) for worker in (command.prefill, command.decode))
-        self._canaries.start(command.canary, prefill, decode)
+        self._canaries.start(command.canary, self._place(command.prefill), self._place(command.decode))
 
     def _record_role(self, command: do.RecordRole) -> None:
-        self._metrics.role_changed(command.role, command.reason)
+        self.metrics.role_changed(command.role, command.reason)
+
+    def _record_balance(self, command: do.RecordBalance) -> None:
+        """Nothing to do: the controller keeps it for whoever asks, and a change of role comes as one."""
+
+    def _record_pair(self, command: do.RecordPair) -> None:
+        self.metrics.pair_changed(command.state)
+        self.say(_news_of(command))
+
+    # What engines cache
+
+    def _judge_cache(self, event: on.Event) -> None:
+        """Whether the decode engine of this request may go on using what it has cached."""
+        if not isinstance(event, on.FirstTokenArrived | on.RequestFinished | on.LegFailed | on.ClientLeft):
+            return
+        request = self._requests.get(event.request)
+        if request is None or request.watch is None:
+            return
+        if isinstance(event, on.ClientLeft):
+            request.watch.ended(event.at)
+        elif event.attempt == request.attempt:
+            if not isinstance(event, on.LegFailed):
+                request.watch.believed()
+            elif event.failure is Failure.SUSPECT:
+                request.watch.believed()  # there is nothing left to look for
+                self.cache_epochs.begin_anew(request.decode)
+            else:
+                request.watch.ended(event.at)
 
     # Ends
 
@@ -296,13 +339,24 @@ class Driver:
             return
         timeline = timeline or request.timeline(monotonic())
         tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
-        self._metrics.ended(request, outcome, timeline, tokens)
+        self.metrics.ended(request, outcome, timeline, tokens, usage)
         if self._access_log is not None:
             self._access_log.write(request, outcome, timeline, usage)
         if not request.ended.done():
             request.ended.set_result(None)
         if not self._requests:
             self._idle.set()
+
+
+def _news_of(pair: do.RecordPair) -> str:
+    """For whoever watches the service."""
+    way = f"handoff from {pair.prefill} to {pair.decode}"
+    if pair.state is not PairState.PROVED:
+        return f"{way} is set aside: {pair.why}"
+    speed = "" if pair.bytes_per_s is None else f" ({pair.bytes_per_s / 1e9:.2g} GB/s)"
+    if pair.is_slow:
+        return f"{way} is SLOW{speed}, under handoff_floor_gb_s: it goes over TCP, most likely, where RDMA was meant"
+    return f"{way} works{speed}"
 
 
 async def _nobody_to_ask(worker: str) -> EngineMetrics:

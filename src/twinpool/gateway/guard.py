@@ -91,8 +91,9 @@ class Trust:
 
     def find_out(self, first_token: float, then: Callable[[bool], None]) -> None:
         """Ask P, and call `then` with whether the token may be believed."""
-        since = self._granted if first_token < self._trusted_until else self._trusted_until
-        self._guard.start(self._prefill, since, then)
+        was_there = self._guard.histories.is_seen_since(self._prefill, self._granted)
+        since = self._trusted_until if first_token >= self._trusted_until and was_there else self._granted
+        self._guard.start(self._prefill, self._granted, since, then)
 
 
 class Guard:
@@ -106,8 +107,8 @@ class Guard:
     def watch(self, prefill: str, granted: float, trusted_until: float) -> Trust:
         return Trust(self, prefill, granted, trusted_until)
 
-    def start(self, prefill: str, since: float, then: Callable[[bool], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._find_out(prefill, since, then))
+    def start(self, prefill: str, granted: float, since: float, then: Callable[[bool], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._find_out(prefill, granted, since, then))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -116,9 +117,12 @@ class Guard:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _find_out(self, prefill: str, since: float, then: Callable[[bool], None]) -> None:
+    async def _find_out(self, prefill: str, granted: float, since: float, then: Callable[[bool], None]) -> None:
         before = self.histories.counted_at(prefill, since)
-        then(before is not None and before.is_known and await self._counts_now(prefill) == before)
+        is_same = before is not None and before.is_known and await self._counts_now(prefill) == before
+        # an engine that tells no life of it from another counts the same after a restart as before: nothing
+        is_told = before is not None and before.incarnation != ""
+        then(is_same and (is_told or self.histories.is_seen_since(prefill, granted)))
 
     async def _counts_now(self, worker: str) -> Counted | None:
         for _ in range(_TRIES):

@@ -5,7 +5,7 @@ that nobody waits.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any
 
@@ -17,11 +17,13 @@ from twinpool.core.model import Failure, Leg
 from twinpool.engines.answers import failure_of_loss, failure_of_status, retry_after_s
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.continuation import Sent, SentCopy, read_sent
+from twinpool.gateway.hiding import hide_handoff
 from twinpool.gateway.openai import PATHS
+from twinpool.gateway.place import Place
 from twinpool.gateway.relay import ContinuedAnswer, Doubt, EngineError, LegEnd, Mend, StreamedAnswer, WholeAnswer
 from twinpool.gateway.usage import prefill_cached
 from twinpool.handoff import nixl
-from twinpool.handoff.body import CONTINUE_FIELD, put_together
+from twinpool.handoff.body import CONTINUE_FIELD, put_together, salted
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
 
 
@@ -45,16 +47,16 @@ class Legs:
         self._deadlines = Deadlines(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start_prefill(self, request: ClientRequest, worker: Origin) -> None:
-        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, worker))
+    def start_prefill(self, request: ClientRequest, place: Place) -> None:
+        self._start(request, Leg.PREFILL, self._prefill(request, request.attempt, place))
 
-    def start_decode(self, request: ClientRequest, worker: Origin, *, continues: bool, doubt: Doubt | None) -> None:
-        """The handle of this attempt goes with it: it is presented once, whatever comes of it. `continues`: workers like this
-        one could go on with its answer. `doubt`: what must be found out before the client may have any of it."""
-        self._start_answer(request, Leg.DECODE, worker, request.handles[request.attempt], continues, doubt)
+    def start_decode(self, request: ClientRequest, place: Place, doubt: Doubt | None) -> None:
+        """The handle of this attempt goes with it: it is presented once, whatever comes of it. `doubt`: what must be found
+        out before the client may have any of it."""
+        self._start_answer(request, Leg.DECODE, place, request.handles[request.attempt], doubt)
 
-    def start_whole(self, request: ClientRequest, worker: Origin, *, continues: bool) -> None:
-        self._start_answer(request, Leg.WHOLE, worker, None, continues, None)
+    def start_whole(self, request: ClientRequest, place: Place) -> None:
+        self._start_answer(request, Leg.WHOLE, place, None, None)
 
     def cancel(self, request: ClientRequest, leg: Leg) -> None:
         task = request.legs.pop(leg, None)
@@ -73,27 +75,24 @@ class Legs:
             request.stream.break_off()
 
     def _start_answer(
-        self,
-        request: ClientRequest,
-        leg: Leg,
-        worker: Origin,
-        handle: msgspec.Raw | None,
-        continues: bool,
-        doubt: Doubt | None,
+        self, request: ClientRequest, leg: Leg, place: Place, handle: msgspec.Raw | None, doubt: Doubt | None
     ) -> None:
-        fields: dict[str, msgspec.Raw | bytes] = dict(request.call.fields)
+        fields: dict[str, msgspec.Raw | bytes] = dict(salted(request.call.fields, place.salt))
         answer: WholeAnswer | StreamedAnswer
-        # an engine that does not vouch for what it read does not know either what was cached where it was written
-        mend = None if doubt is None else prefill_cached(request.cached_tokens)
+        mends: list[Mend] = []
+        if not place.facts.vouches:
+            mends.append(hide_handoff)
+        if doubt is not None:  # who does not vouch for what it read does not know either what was cached where it was written
+            mends.append(prefill_cached(request.cached_tokens))
         if not request.call.facts.stream:
-            answer = WholeAnswer(doubt, mend, None if doubt is None else request.prompt_tokens or None)
+            answer = WholeAnswer(doubt, mends, None if doubt is None else request.prompt_tokens or None)
         elif request.is_begun:
             answer, sent = self._continued(request)
             fields[CONTINUE_FIELD] = msgspec.json.encode({"text": sent.text})
         else:
-            answer = self._streamed(request, continues, doubt, mend)
+            answer = self._streamed(request, place.facts.continues, doubt, mends)
         body = put_together(fields) if handle is None else nixl.decode_body(fields, handle)
-        self._start(request, leg, self._answer(request, request.attempt, leg, worker, body, answer))
+        self._start(request, leg, self._answer(request, request.attempt, leg, place.origin, body, answer))
 
     def _start(self, request: ClientRequest, leg: Leg, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -109,8 +108,9 @@ class Legs:
 
     # The prefill leg
 
-    async def _prefill(self, request: ClientRequest, attempt: int, worker: Origin) -> None:
-        body, path = nixl.prefill_body(request.call.fields), PATHS[request.call.endpoint]
+    async def _prefill(self, request: ClientRequest, attempt: int, place: Place) -> None:
+        worker, path = place.origin, PATHS[request.call.endpoint]
+        body = nixl.prefill_body(salted(request.call.fields, place.salt))
         try:
             answer = await self._pool.fetch(
                 worker,
@@ -188,7 +188,7 @@ class Legs:
             on.RequestFinished(at=now, request=request.id, attempt=attempt, timeline=request.timeline(now), usage=end.usage)
         )
 
-    def _streamed(self, request: ClientRequest, continues: bool, doubt: Doubt | None, mend: Mend | None) -> StreamedAnswer:
+    def _streamed(self, request: ClientRequest, continues: bool, doubt: Doubt | None, mends: Sequence[Mend]) -> StreamedAnswer:
         attempt = request.attempt
 
         def first_token(at: float) -> None:
@@ -198,7 +198,7 @@ class Legs:
 
         request.copy = SentCopy() if continues and request.call.can_continue else None
         headers = request.answer_headers(with_route=self._expose_route)
-        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy, doubt, mend)
+        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy, doubt, mends)
         return answer
 
     def _continued(self, request: ClientRequest) -> tuple[ContinuedAnswer, Sent]:

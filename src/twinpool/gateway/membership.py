@@ -128,6 +128,7 @@ class Membership:
         if member is not None and member.task is not None:
             member.task.cancel()
         self._driver.histories.forget(worker)
+        self._driver.cache_epochs.forget(worker)
         self._driver.feed(on.WorkerRemoved(at=monotonic(), worker=worker))
         self._on_change()
 
@@ -228,5 +229,6 @@ class Membership:
         member.trouble = reason
         member.trouble_kind = kind
         if was_up:
-            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason))
+            is_gone = kind is Trouble.UNREACHABLE
+            self._driver.feed(on.WorkerLost(at=monotonic(), worker=member.worker, reason=reason, is_gone=is_gone))
             self._on_change()

@@ -6,12 +6,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from twinpool.config import Objectives
 from twinpool.core.controller import Controller
 from twinpool.core.decisions import Decision
 from twinpool.core.events import HandoffNotProved, HandoffProved
 from twinpool.core.lifecycle import HandleState, PairState, WorkerState
-from twinpool.core.model import Failure, Leg, Role
+from twinpool.core.model import Failure, Leg, Role, Usage
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.indicators import ServiceIndicators
 from twinpool.measure.gaps import BOUNDS_S, Gaps
 from twinpool.measure.timeline import Timeline
 
@@ -23,11 +25,21 @@ _HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 class Metrics:
     """What the driver tells, and what the controller can be asked at the moment of a scrape."""
 
-    def __init__(self, controller: Controller, long_prompt_tokens: int) -> None:
-        self._long_prompt_tokens = long_prompt_tokens
+    def __init__(self, controller: Controller, objectives: Objectives) -> None:
+        self._long_prompt_tokens = objectives.long_prompt_tokens
+        self.indicators = ServiceIndicators(controller, objectives)
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "twinpool_requests", "Requests that ended, by path and outcome.", ["path", "outcome"], registry=registry
+        )
+        self._sequences = Counter(
+            "twinpool_sequences", "Answers asked for: a request for n of them counts n.", ["path"], registry=registry
+        )
+        self._prompt_tokens = Counter(
+            "twinpool_prompt_tokens",
+            "Prompt tokens of whole answers as engines counted them, each prompt once, however many engines had it.",
+            ["path"],
+            registry=registry,
         )
         self._ttft = Histogram(
             "twinpool_ttft_seconds",
@@ -70,10 +82,12 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self._pair_changes = Counter("twinpool_pair_changes", "Pairs that were proved or set aside.", ["to"], registry=registry)
         self._role_changes = Counter("twinpool_role_changes", "Workers that changed pool.", ["to", "reason"], registry=registry)
         self._gaps = _GapTotals()
         registry.register(self._gaps)
         registry.register(_ClusterNow(controller))
+        registry.register(self.indicators)
 
     def render(self) -> bytes:
         """The text that a scrape gets."""
@@ -89,6 +103,9 @@ class Metrics:
         outcome = "proved" if isinstance(event, HandoffProved) else "not_proved" if event.was_tried else "not_tried"
         self._canaries.labels(outcome).inc()
 
+    def pair_changed(self, state: PairState) -> None:
+        self._pair_changes.labels(state).inc()
+
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
 
@@ -96,12 +113,16 @@ class Metrics:
         """A request that could not be routed at all: no key, no JSON, no such model. The driver never saw it."""
         self._requests.labels("none", "turned_away").inc()
 
-    def ended(self, request: ClientRequest, outcome: str, timeline: Timeline, prompt_tokens: int) -> None:
+    def ended(
+        self, request: ClientRequest, outcome: str, timeline: Timeline, prompt_tokens: int, usage: Usage | None = None
+    ) -> None:
         """One terminal outcome for each client request. What the client saw of a stream counts however it ended: those that
         break or are left are not the fast ones. The time of a whole answer is told of whole answers alone."""
         self._requests.labels(request.path, outcome).inc()
+        self._sequences.labels(request.path).inc(request.call.facts.sequences)
         if outcome == "ok":
             self._e2e.observe(timeline.e2e_s)
+            self._prompt_tokens.labels(request.path).inc(request.prompt_tokens or 0)
         if timeline.handoff_s is not None:
             self._handoff_s.observe(timeline.handoff_s)
         if request.handoff.moved_bytes is not None:
@@ -111,6 +132,7 @@ class Metrics:
             self._ttft.labels(length_class).observe(timeline.ttft_s)
             for part, seconds in timeline.ttft_parts_s().items():
                 self._parts.labels(part).observe(seconds)
+        self.indicators.ended(request, outcome, timeline, prompt_tokens, usage)
         gaps = (request.stream.gaps if request.stream is not None else None) or request.gaps
         if gaps is not None:
             self._gaps.add(gaps)

@@ -6,6 +6,7 @@ take "3" and 3.0 for 3, so that whatever is not plainly harmless goes whole to o
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -66,9 +67,9 @@ _INTEGER = msgspec.json.Decoder(int)
 _SCALAR = msgspec.json.Decoder(int | float | str | bool)
 
 
-def read_call(endpoint: Endpoint, body: bytes, only_model: str | None = None) -> Call:
+def read_call(endpoint: Endpoint, body: bytes, only_model: Callable[[], str | None] = lambda: None) -> Call:
     """Take a body apart; raises `BadRequestError` where it is not a JSON object that names a model. Routes on which engines
-    need none get the `only_model` there is."""
+    need none get the `only_model` there is, if there is but one."""
     fields = take_apart(body)
     if WAYS[endpoint] is not Way.DISAGGREGATED:
         return _whole(endpoint, fields, only_model)
@@ -88,9 +89,9 @@ def read_call(endpoint: Endpoint, body: bytes, only_model: str | None = None) ->
     return Call(endpoint, fields, facts, _can_continue(fields, facts))
 
 
-def _whole(endpoint: Endpoint, fields: Fields, only_model: str | None) -> Call:
+def _whole(endpoint: Endpoint, fields: Fields, only_model: Callable[[], str | None]) -> Call:
     """A request that decodes nothing. Its length is that of what the model reads, quotes and all: close enough for a load."""
-    model = _model(fields) if "model" in fields or only_model is None else only_model
+    model = (None if "model" in fields else only_model()) or _model(fields)
     read = () if endpoint in _FREE else (bytes(fields[name]) for name in _READ_BY_MODEL if name in fields)
     lengths = [(len(text), text.isascii()) for text in read]
     facts = RequestFacts(

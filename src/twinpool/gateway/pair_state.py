@@ -9,24 +9,19 @@ from twinpool.core.pairs import Pair
 _SHOWN = 50  # 64 workers make 4,032 pairs
 
 
-def describe_pairs(controller: Controller, floor_gb_s: float | None = None) -> dict[str, Any]:
+def describe_pairs(controller: Controller) -> dict[str, Any]:
     """`troubled` has the pairs that are set aside or not proved yet, and why; `slow` those whose canary moved less than
-    `floor_gb_s` gigabytes a second: TCP, most likely, where RDMA was meant."""
+    `handoff_floor_gb_s` gigabytes a second: TCP, most likely, where RDMA was meant."""
     pairs = list(controller.pairs())
     counts = {str(state): sum(pair.state is state for pair in pairs) for state in PairState}
     troubled = [pair for pair in pairs if pair.state is not PairState.PROVED]
-    slow = [pair for pair in pairs if is_slow(pair, floor_gb_s)]
+    slow = [pair for pair in pairs if pair.is_slow]
     return {
         **counts,
         "troubled": [_describe(pair) for pair in troubled[:_SHOWN]],
         "slow": [_describe(pair) for pair in slow[:_SHOWN]],
-        "handoff_floor_gb_s": floor_gb_s,
+        "handoff_floor_gb_s": controller.rules.handoff_floor_gb_s,
     }
-
-
-def is_slow(pair: Pair, floor_gb_s: float | None) -> bool:
-    """Whether its last canary moved slower than the floor; not known where the engine does not tell."""
-    return floor_gb_s is not None and pair.bytes_per_s is not None and pair.bytes_per_s < floor_gb_s * 1e9
 
 
 def _describe(pair: Pair) -> dict[str, Any]:

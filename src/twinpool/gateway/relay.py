@@ -13,7 +13,7 @@ Both kinds of answer end by setting `done` to what became of the leg.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
@@ -136,10 +136,10 @@ class _Answer:
 class WholeAnswer(_Answer):
     """An answer that is not streamed: kept until it is whole, so that one that breaks can be begun anew."""
 
-    def __init__(self, doubt: Doubt | None = None, mend: Mend | None = None, prompt_tokens: int | None = None) -> None:
+    def __init__(self, doubt: Doubt | None = None, mends: Sequence[Mend] = (), prompt_tokens: int | None = None) -> None:
         """`prompt_tokens` is what another engine has counted, where this one must count the same."""
         super().__init__(doubt)
-        self._mend = mend
+        self._mends = mends
         self._prompt_tokens = prompt_tokens
         self._usage: Usage | None = None
 
@@ -147,8 +147,8 @@ class WholeAnswer(_Answer):
     def body(self) -> bytes:
         """The answer without what only engines may see."""
         body = bytes(self._body)
-        if self._mend is not None:
-            body = self._mend(body)
+        for mend in self._mends:
+            body = mend(body)
         if not any(name.encode() in body for name in OURS):
             return body
         try:
@@ -188,11 +188,11 @@ class StreamedAnswer(_Answer):
         on_first_token: Callable[[float], None],
         copy: SentCopy | None,
         doubt: Doubt | None = None,
-        mend: Mend | None = None,
+        mends: Sequence[Mend] = (),
     ) -> None:
         super().__init__(doubt)
         self.gaps: Gaps | None = None
-        self._mend = mend
+        self._mends = mends
         self._has_token = False
         self._is_held = False
         self._has_ended = False  # while it was held
@@ -238,8 +238,8 @@ class StreamedAnswer(_Answer):
         self._end(LegEnd(failure=Failure.RESTARTED))
 
     def _pass(self, data: bytes) -> None:
-        if self._mend is not None:
-            data = self._mend(data)
+        for mend in self._mends:
+            data = mend(data)
         self._responder.write(data)
         self._tail.append(data)
         if self._copy is not None:

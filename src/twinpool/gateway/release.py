@@ -14,7 +14,7 @@ import msgspec
 
 from twinpool.core import events as on
 from twinpool.handoff import nixl
-from twinpool.handoff.body import Fields
+from twinpool.handoff.body import Fields, salted
 from twinpool.http1 import Origin, Pool, UpstreamLost
 
 _FREED = frozenset({200, 204, 404, 409, 410})
@@ -68,7 +68,9 @@ class Releases:
             except UpstreamLost:
                 pass  # reported as not freed
         elif read is not None:
-            freed = await self._read(handle, read)
+            # Nothing that is read here is for anybody, and it may be late: nobody shares what the engine caches of it.
+            fields = salted(read.fields, f"dropped {request} {attempt}")
+            freed = await self._read(handle, read._replace(fields=fields))
         self._feed(on.HandleReleased(at=monotonic(), request=request, attempt=attempt, freed=freed))
 
     async def _read(self, handle: msgspec.Raw, read: Read) -> bool:

@@ -1,15 +1,23 @@
 """What the gateway is doing now, as one JSON-ready object: the answer of `GET /admin/state`, which `twinpool status` draws."""
 
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from twinpool import __version__
 from twinpool.core.cluster import Worker
+from twinpool.core.compatibility import why_not_compatible
+from twinpool.core.decisions import Balanced
+from twinpool.core.model import Role, WorkerFacts
+from twinpool.engines.advice import advice
 from twinpool.gateway.driver import Driver, RecordedDecision
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.pair_state import describe_pairs
 
 _DECISIONS_SHOWN = 10
+_PAIRS_SHOWN = 50
 
 
 def describe(driver: Driver, membership: Membership, *, url: str, started_at: float) -> dict[str, Any]:
@@ -22,10 +30,18 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "gateway": {"url": url, "models": membership.models(), "draining": controller.is_draining},
         "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
         "pairs": describe_pairs(controller),
+        "incompatible": describe_incompatible(worker.facts for worker in controller.cluster),
+        "balance": _described(controller.balanced()),
+        "indicators": driver.metrics.indicators.now(),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
         "decisions": [describe_decision(decision) for decision in recent],
     }
+
+
+def _described(balanced: Balanced | None) -> dict[str, Any] | None:
+    """What balance found when it last looked; None where it has not."""
+    return None if balanced is None else msgspec.to_builtins(balanced)
 
 
 def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
@@ -56,12 +72,33 @@ def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
         "budget_tokens": facts.budget_tokens if facts else None,
         "kv_capacity_tokens": facts.kv_capacity_tokens if facts else None,
         "fingerprint": dict(facts.fingerprint) if facts else {},
+        "has_metrics": bool(facts and facts.has_metrics),
+        "advice": list(advice(facts)) if facts else [],
         "slots": facts.slots if facts else None,
         "context_tokens": facts.context_tokens if facts else None,
         "sequences": worker.sequences if worker else 0,
         "prefill_tokens": worker.prefill_tokens if worker else 0,
         "kv_tokens": worker.kv_tokens if worker else 0,
     }
+
+
+def describe_incompatible(workers: Iterable[WorkerFacts]) -> list[dict[str, Any]]:
+    """The pairs that the roles would allow and the engines do not, each with the first difference. Workers that hand nothing
+    over at all are no pairs: their `obstacle` says it once."""
+    able = [facts for facts in workers if facts.dialect is not None]
+    found = []
+    for prefill in (facts for facts in able if Role.PREFILL in facts.allowed_roles):
+        for decode in (facts for facts in able if Role.DECODE in facts.allowed_roles):
+            why = None if prefill is decode or not _shares_model(prefill, decode) else why_not_compatible(prefill, decode)
+            if why is not None:
+                found.append({"prefill": prefill.worker, "decode": decode.worker, "why": why})
+                if len(found) == _PAIRS_SHOWN:
+                    return found
+    return found
+
+
+def _shares_model(one: WorkerFacts, other: WorkerFacts) -> bool:
+    return not set(one.models).isdisjoint(other.models)
 
 
 def describe_decision(recorded: RecordedDecision) -> dict[str, Any]:

@@ -37,6 +37,8 @@ OURS = frozenset(
 )
 """Fields that steer which engines connect to which. From a client they are dropped: only ours ever reach an engine."""
 
+_SALT = "cache_salt"
+
 _UNFOLDED = frozenset({"extra_body", "vllm_xargs"})
 """Objects whose fields some engine takes for the request's own: vLLM passes `vllm_xargs` on beside its `kv_transfer_params`."""
 
@@ -64,6 +66,18 @@ def take_apart(body: bytes) -> Fields:
         if OURS & inner.keys():
             fields[name] = msgspec.Raw(put_together({key: value for key, value in inner.items() if key not in OURS}))
     return fields
+
+
+def salted(fields: Fields, salt: str | None) -> Fields:
+    """The body for an engine that shares what it has cached only under the same `cache_salt`. A client's own is kept: who has
+    another one shares nothing with it. One that is no string stays as it is, for the engine to refuse."""
+    if salt is None:
+        return fields
+    try:
+        own = msgspec.json.decode(fields.get(_SALT, b"null"), type=str | None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return fields
+    return {**fields, _SALT: msgspec.Raw(msgspec.json.encode(salt if own is None else f"{salt} {own}"))}
 
 
 def put_together(fields: Mapping[str, msgspec.Raw | bytes]) -> bytes:

@@ -4,8 +4,9 @@ A quantile is within half a percent of the true one, whatever the number of valu
 hour and a simulated day fit into memory, and two digests add up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil, log
+from operator import mul
 
 _GROWTH = 1.01
 _PER_LOG = 1 / log(_GROWTH)
@@ -37,12 +38,29 @@ class Digest:
         if value > self.high:
             self.high = value
 
+    def include(self, other: "Digest") -> None:
+        """Add all of another's."""
+        for bucket, count in other.counts.items():
+            self.counts[bucket] = self.counts.get(bucket, 0.0) + count
+        self.weight += other.weight
+        self.total += other.total
+        self.high = max(self.high, other.high)
+
+
+def together(digests: Iterable[Digest]) -> Digest:
+    """All of them in one."""
+    found = Digest()
+    for digest in digests:
+        found.include(digest)
+    return found
+
 
 class Layers:
     """Digests of several blocks, to be added up again and again with other weights a block."""
 
     def __init__(self, digests: Sequence[Digest]) -> None:
-        self._digests = digests
+        self._weights = [digest.weight for digest in digests]
+        self._totals = [digest.total for digest in digests]
         rows: dict[int, list[tuple[int, float]]] = {}
         for block, digest in enumerate(digests):
             for bucket, count in digest.counts.items():
@@ -51,12 +69,11 @@ class Layers:
         self.high = max((digest.high for digest in digests), default=0.0)
 
     def weight(self, weights: Sequence[float]) -> float:
-        return sum(times * digest.weight for times, digest in zip(weights, self._digests, strict=True))
+        return float(sum(map(mul, weights, self._weights)))
 
     def mean(self, weights: Sequence[float]) -> float | None:
         weight = self.weight(weights)
-        total = sum(times * digest.total for times, digest in zip(weights, self._digests, strict=True))
-        return total / weight if weight else None
+        return sum(map(mul, weights, self._totals)) / weight if weight else None
 
     def quantiles(self, weights: Sequence[float], shares: Sequence[float]) -> list[float | None]:
         """The least value that at least each share of the weight does not exceed; `shares` rise. None without any value."""

@@ -3,7 +3,8 @@
 Intervals are 95 % intervals from a bootstrap over the blocks of time: 200 resamples of whole blocks, from a fixed seed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import mul
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 
 from twinpool.config import Objectives
 from twinpool.measure.blocks import WARM_UP_RULE, Block, Recorder
-from twinpool.measure.digest import Layers
+from twinpool.measure.digest import Layers, together
 from twinpool.measure.indicators import Indicators, Judged, Verdict
 
 Interval = tuple[float, float]
@@ -78,32 +79,42 @@ class Report(Figures, frozen=True, kw_only=True):
     interval_rule: str = INTERVAL_RULE
 
 
+_SPREADS = {"ttft_s": "ttft_s", "itl_s": "itl_s", "e2e_s": "e2e_s", "itl_worst_s": "worst_s"}
+_SUMMED = (
+    "requests",
+    "failed",
+    "met",
+    "finished",
+    "without_gaps",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "tokens_out",
+    "stalled_s",
+    "stream_s",
+)
+
+
 class Tallied:
     """Blocks of one length class, or of both: every figure as a function of how much each block weighs."""
 
     def __init__(self, blocks: Sequence[Sequence[Block]]) -> None:
         """`blocks[i]` are those (of each class) of the i-th stretch of time."""
         self.size = len(blocks)
-        self._blocks = blocks
-        pick = [(block, index) for index, together in enumerate(blocks) for block in together]
-        self._of = [index for _, index in pick]
-        self._flat = [block for block, _ in pick]
+        self._sums = {field: [sum(getattr(block, field) for block in both) for both in blocks] for field in _SUMMED}
+        self._sums["seconds"] = [both[0].seconds for both in blocks]
         self._layers = {
-            "ttft_s": Layers([block.ttft_s for block in self._flat]),
-            "itl_s": Layers([block.itl_s for block in self._flat]),
-            "e2e_s": Layers([block.e2e_s for block in self._flat]),
-            "itl_worst_s": Layers([block.worst_s for block in self._flat]),
+            key: Layers([together(getattr(block, of) for block in both) for both in blocks]) for key, of in _SPREADS.items()
         }
 
     def figures(self, weights: Sequence[float] | None = None) -> dict[str, Any]:
         """By key; the spreads as dictionaries."""
         weights = weights or [1.0] * self.size
-        flat = [weights[index] for index in self._of]
-        seconds = sum(times * together[0].seconds for times, together in zip(weights, self._blocks, strict=True))
 
         def total(field: str) -> float:
-            return float(sum(times * getattr(block, field) for times, block in zip(flat, self._flat, strict=True)))
+            return float(sum(map(mul, weights, self._sums[field])))
 
+        seconds = total("seconds")
         answered = total("requests") - total("failed")
         stream_s, prompt_tokens = total("stream_s"), total("prompt_tokens")
         return {
@@ -112,7 +123,7 @@ class Tallied:
             "throughput_req_s": total("finished") / seconds,
             "throughput_output_tok_s": total("tokens_out") / seconds,
             "goodput_req_s": total("met") / seconds,
-            **{key: self._spread(key, flat) for key in self._layers},
+            **{key: self._spread(key, weights) for key in self._layers},
             "stalled_time_ratio": total("stalled_s") / stream_s if stream_s else None,
             "prompt_tokens_mean": prompt_tokens / answered if answered else None,
             "output_tokens_mean": total("output_tokens") / answered if answered else None,
@@ -174,17 +185,22 @@ def report_of(recorders: Sequence[Recorder], indicators: Indicators, judged: Jud
     )
 
 
-def ratio_interval(
-    tallied: Tallied, base: Tallied, figure: Callable[[dict[str, Any]], float | None], rng: Random
-) -> tuple[float | None, Interval | None]:
-    """How a figure compares with the base's, and the 95 % interval of that. Both have the same stretches of the same traffic,
-    so each resample takes the same stretches of both."""
+def ratio_intervals(
+    tallied: Tallied, base: Tallied, figures: Mapping[str, Callable[[dict[str, Any]], float | None]], rng: Random
+) -> dict[str, tuple[float | None, Interval | None]]:
+    """How each figure compares with the base's, and the 95 % interval of that. Both have the same stretches of the same
+    traffic, so each resample takes the same stretches of both."""
     if tallied.size != base.size:
         raise ValueError("what is compared has the same blocks")
-    drawn = [
-        _ratio(figure(tallied.figures(weights)), figure(base.figures(weights))) for weights in resamples(tallied.size, rng)
-    ]
-    return _ratio(figure(tallied.figures()), figure(base.figures())), _ends(drawn)
+    pairs = [(tallied.figures(weights), base.figures(weights)) for weights in resamples(tallied.size, rng)]
+    whole, whole_base = tallied.figures(), base.figures()
+    return {
+        key: (
+            _ratio(figure(whole), figure(whole_base)),
+            _ends([_ratio(figure(found), figure(against)) for found, against in pairs]),
+        )
+        for key, figure in figures.items()
+    }
 
 
 def resamples(blocks: int, rng: Random) -> Iterable[list[float]]:

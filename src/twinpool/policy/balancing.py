@@ -1,12 +1,12 @@
 """How many workers each pool should have, looked at once a second.
 
-The pressure of a split is the share that the present traffic is of what it would carry (`capacity`); the best split has the lowest.
-The present one is left when its pressure is higher by more than the hysteresis, for three looks in a row, by one worker at a time:
-the flip is soft, and what it brought about is looked at before the next.
+The pressure of a split is the share that the present traffic is of what it would carry (`capacity`); the best split has the
+lowest. The present one is left when its pressure is higher by more than the hysteresis, for three looks in a row, by one worker
+at a time: the flip is soft, and what it brought about is looked at before the next.
 
 What a decode pool writes is no measure of what it should: starved, it writes little, and would shrink further. So the tokens to
-write are what is asked for or, where that is more (answers got longer, and none has ended yet), what those that run would write.
-"""
+write are what is asked for or, where that is more (answers got longer, and none has ended yet), what those that run would
+write."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,8 +1,10 @@
-"""How much of the present traffic a split of the workers would carry, by the estimates: a small model of two pools that lend a hand.
+"""How much of the present traffic a split of the workers would carry, by the estimates: a small model of two pools that lend a
+hand.
 
-A worker that decodes takes `s` steps a second. With `w` tokens a second to write it needs `e·s + a·w` of each second for that (`e` a
-step, `a` a sequence's share of it with its KV); what is left it can read prompts beside, if their chunks keep its steps within the
-objective: `s` is at least 1/objective, more where the batch `w/s` would not fit its KV. A worker that prefills only reads.
+A worker that decodes takes `s` steps a second. With `w` tokens a second to write it needs `e·s + a·w` of each second for that
+(`e` a step, `a` a sequence's share of it with its KV); what is left it can read prompts beside, if their chunks keep its steps
+within the objective: `s` is at least 1/objective, more where the batch `w/s` would not fit its KV. A worker that prefills only
+reads.
 
     carried(split) = the largest m with  reading(prefill) + reading(decode, beside m·writes) ≥ m·reads
 
@@ -110,8 +112,8 @@ def most_sequences(kind: Kind, context: float) -> float:
 
 
 def _beside(asked: Asked, kind: Kind, writes: float, itl_s: float) -> tuple[float, float] | None:
-    """Prompt tokens a second that it reads beside `writes` tokens a second, and the share of the prompt tokens that come in prompts
-    it may read; None where the writing alone is too much."""
+    """Prompt tokens a second that it reads beside `writes` tokens a second, and the share of the prompt tokens that come in
+    prompts it may read; None where the writing alone is too much."""
     costs = kind.costs
     a_sequence_s = costs.step_sequence_s + costs.step_kv_token_s * asked.context
     steps = max(1.0 / itl_s, writes / most_sequences(kind, asked.context))
@@ -130,7 +132,8 @@ def _beside(asked: Asked, kind: Kind, writes: float, itl_s: float) -> tuple[floa
 
 
 def _readable_share(asked: Asked, chunk: float) -> float:
-    """Of prompt tokens, those in prompts of one chunk at most; a class's prompts are taken to lie evenly from 0 to twice its mean."""
+    """Of prompt tokens, those in prompts of one chunk at most; a class's prompts are taken to lie evenly from 0 to twice its
+    mean."""
     short = min(1.0, chunk / (2 * asked.short_tokens)) if asked.short_tokens else 0.0
     long = max(0.0, min(1.0, chunk / asked.long_tokens - 1.0)) if asked.long_tokens else 0.0
     return asked.short_share * short * short + (1 - asked.short_share) * long

@@ -1,8 +1,8 @@
-"""What each kind of worker takes for its work: straight lines, fitted online to legs that ended, a profile's figures as the prior.
+"""What each kind of worker takes for its work: straight lines, fitted online to legs that ended, a profile's figures as the
+prior.
 
-It shares no formula with the simulator's engines, and knows less: no step is seen from here, only prompts that were read and answers
-that were written.
-"""
+It shares no formula with the simulator's engines, and knows less: no step is seen from here, only prompts that were read and
+answers that were written."""
 
 from math import inf
 

@@ -1,11 +1,9 @@
 """Least squares for a few coefficients, kept up online.
 
-Old samples fade, a prior stays; what is far from the fit counts only as far as twice or half of it, so that one engine's bad minute
-moves little and a lasting change still wins.
-"""
+Old samples fade, a prior stays; what is far from the fit counts only as far as twice or half of it, so that one engine's bad
+minute moves little and a lasting change still wins."""
 
 from collections.abc import Sequence
-from math import inf
 
 import msgspec
 
@@ -135,7 +133,8 @@ def _solved(products: list[list[float]], values: list[float]) -> list[float]:
 
 
 def _eliminated(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss on a symmetric matrix, scaled to a diagonal of 1 with a ridge: two columns that say the same share what they say."""
+    """Gauss on a symmetric matrix, scaled to a diagonal of 1 with a ridge: two columns that say the same share what they
+    say."""
     size = len(right)
     scale = [matrix[n][n] ** -0.5 for n in range(size)]
     rows = [[matrix[n][m] * scale[n] * scale[m] for m in range(size)] + [right[n] * scale[n]] for n in range(size)]

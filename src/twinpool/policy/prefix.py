@@ -1,8 +1,8 @@
 """Which worker holds which beginnings of prompts, as far as one can tell from what it was given to read.
 
-A beginning is named by its last block's number, which stands for all of the text up to there (`RequestFacts.prefix`). An engine drops
-what it needs room for and tells nobody, so this is a guess, bounded and oldest first out; a wrong one costs one prompt's forecast.
-"""
+A beginning is named by its last block's number, which stands for all of the text up to there (`RequestFacts.prefix`). An engine
+drops what it needs room for and tells nobody, so this is a guess, bounded and oldest first out; a wrong one costs one prompt's
+forecast."""
 
 from collections import OrderedDict
 

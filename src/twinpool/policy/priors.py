@@ -5,6 +5,7 @@ large as the engine's budget, since that is how it reads when there is more than
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from twinpool.core.law import CostPrior
 from twinpool.policy.fits import Fit
@@ -40,7 +41,5 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
 
 def _between(points: Sequence[tuple[int, float]], tokens: int) -> float:
     """On the line through the two points nearest to it."""
-    for (low, low_s), (high, high_s) in zip(points, points[1:], strict=False):
-        if tokens <= high:
-            break
+    (low, low_s), (high, high_s) = next((pair for pair in pairwise(points) if tokens <= pair[1][0]), (points[-2], points[-1]))
     return low_s + (high_s - low_s) * (tokens - low) / (high - low)

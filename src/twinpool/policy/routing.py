@@ -5,9 +5,9 @@
     prefill  all of it on the one that reads it, where no decode worker can take one more
     wait     in the router's queue, where it can still choose when a worker frees
 
-A worker's role is where it should stand, not what it can do: one that has changed its role still writes what it had, and is asked
-the same question before it reads beside. Where nothing is known of the costs of a kind, the least loaded worker is chosen.
-"""
+A worker's role is where it should stand, not what it can do: one that has changed its role still writes what it had, and is
+asked the same question before it reads beside. Where nothing is known of the costs of a kind, the least loaded worker is
+chosen."""
 
 from collections.abc import Sequence
 from math import ceil, inf
@@ -54,6 +54,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
         answer = demand.output_tokens(tokens, facts)
         is_one_pool = learning.is_one_pool
         prefill: WorkerView | None = None  # the one that would read it first
+        prefill_kind: KindCosts | None = None
         prefill_s = inf
         prefill_read_s = backlog_s = 0.0
         readers = 0
@@ -87,7 +88,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
                         continue
                     read_s = on_it.read_s
                 if wait_s + read_s < prefill_s:
-                    prefill, prefill_s, prefill_read_s = worker, wait_s + read_s, read_s
+                    prefill, prefill_kind, prefill_s, prefill_read_s = worker, kind, wait_s + read_s, read_s
                 continue
             if role is Role.DECODE:
                 has_decode = True
@@ -140,12 +141,10 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
             return _on(whole, Why.DECODE_SOONER, tokens, forecast)
         if prefill is None:
             return Decision(Choice.WAIT, Why.PREFILL_BUSY, forecast=forecast)
-        if not roomy and prefill.facts.serves_whole and _has_slot(prefill):
-            kind = costs.of(prefill.kind)
-            assert kind is not None
+        if not roomy and prefill_kind is not None and prefill.facts.serves_whole and _has_slot(prefill):
             cached = prefixes.cached_tokens(prefill.facts.worker, facts.prefix, tokens) if facts.prefix else 0
-            on_prefill = _whole(prefill, kind, at, tokens - cached, cached, tokens, answer, itl_s)
-            if on_prefill is not None and on_prefill.keeps_itl and _reads_on(prefill, kind, itl_s):
+            on_prefill = _whole(prefill, prefill_kind, at, tokens - cached, cached, tokens, answer, itl_s)
+            if on_prefill is not None and on_prefill.keeps_itl and _reads_on(prefill, prefill_kind, itl_s):
                 return _on(on_prefill, Why.DECODE_FULL, tokens, forecast)
         if chosen is None:
             if not decodes:
@@ -168,8 +167,8 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
 def _whole(
     worker: WorkerView, kind: KindCosts, at: float, unread: int, cached: int, tokens: int, answer: float, itl_s: float
 ) -> Whole | None:
-    """What all of it on this worker would be like; None where its KV has no room for it. (A step under way counts with all that it
-    reads until it ends: its gap is still to come.)"""
+    """What all of it on this worker would be like; None where its KV has no room for it. (A step under way counts with all that
+    it reads until it ends: its gap is still to come.)"""
     facts, waiting = worker.facts, worker.prefill_tokens
     batch = worker.sequences - worker.reading
     kv = worker.kv_tokens + 0.5 * answer * batch
@@ -184,7 +183,7 @@ def _whole(
         return Whole(worker, queued_s + read_s, read_s, keeps_itl=True)
     total = waiting + unread
     step_s = kind.step_s + kind.step_sequence_s * batch + kind.step_kv_token_s * kv
-    chunk = total if total < free else free
+    chunk = min(free, total)
     extra_s = kind.mixed_s + kind.mixed_token_s * chunk
     mixed_s = step_s + extra_s if extra_s > 0 else step_s
     steps = ceil(total / chunk)

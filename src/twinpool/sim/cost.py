@@ -55,9 +55,11 @@ class StepCost:
         return self.linear(chunk_tokens) + self.attention_s * attended
 
     def mixed(self, batch: int, context_tokens: float, chunk_tokens: int, attended: float) -> float:
-        """A step that does both."""
+        """A step that does both: never less than reading alone, though a profile's decode floor may lie under that of its
+        prefill."""
+        alone = self.linear(chunk_tokens)
         added = self.linear(batch + chunk_tokens) - self.linear(batch)
-        return self.decode(batch, context_tokens) + added + self.attention_s * attended + self._extra_s
+        return max(self.decode(batch, context_tokens) + added, alone) + self.attention_s * attended + self._extra_s
 
     def linear(self, tokens: int) -> float:
         """L: a step over `tokens` tokens, without attention."""

@@ -8,14 +8,15 @@
 A step is one pass over the model: a token for each running sequence and, within the token budget, chunks of the prompts that
 are read. `Scheduling.CHUNKED` gives the running ones their token first, then prompts in the order of their coming (vLLM's
 default). `Scheduling.PREFILL_FIRST` knows no chunks: whole prompts go first, in steps of their own, and everything that runs
-stands still. While nothing changes, several decode steps are taken at once: they are equally long but for the growth of the
-contexts, and take the time of the one in their middle. Whatever comes cuts the leap at the next step's end."""
+stands still. While nothing changes, several decode steps are taken at once, a leap: each takes longer than the one before by
+what the contexts grow. Whatever comes cuts it at the end of the step under way. A leap's steps count as equally long gaps.
+"""
 
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, sqrt
 from typing import Any, NamedTuple, Protocol
 
 from twinpool.core.model import Leg
@@ -26,7 +27,7 @@ from twinpool.sim.sequence import Place, Sequence
 from twinpool.sim.stream_gaps import GapLimits, StepGaps
 
 _LONGEST_LEAP = 64
-"""Steps. With 128 sequences on the profiles at hand the last step of a leap is 0.7 % longer than its first."""
+"""Steps. With 128 sequences on the profiles at hand the last step of a leap takes 0.7 % longer than its first."""
 
 
 class Scheduling(StrEnum):
@@ -116,7 +117,8 @@ class Engine:
         self._batch = 0  # sequences that decode in the step under way
         self._step = 0  # number of decode steps that ended
         self._leap = 0  # steps under way at once
-        self._step_s = 0.0
+        self._step_s = 0.0  # the first one's time
+        self._growth_s = 0.0  # by which each is longer than the one before
         self._began = 0.0
         self._stood_s = 0.0  # since the last decode step, in steps that only read
         self._is_busy = False  # a step is under way, or is about to begin
@@ -231,11 +233,24 @@ class Engine:
         """End the leap with the step that is under way."""
         if self._leap <= 1:
             return
-        steps = max(1, ceil((at - self._began) / self._step_s - 1e-9))
+        steps = self._steps_until(at - self._began)
         if steps < self._leap:
             self._leap = steps
             self._version += 1
-            self._loop.call_at(self._began + steps * self._step_s, Rank.STEP, self._end, self._version)
+            self._loop.call_at(self._began + self._leap_s(steps), Rank.STEP, self._end, self._version)
+
+    def _leap_s(self, steps: int) -> float:
+        return steps * (self._step_s + self._growth_s * (steps - 1) / 2)
+
+    def _steps_until(self, elapsed_s: float) -> int:
+        """How many steps of the leap have begun by then, those that end just then not counted twice."""
+        first, growth = self._step_s, self._growth_s
+        if growth > 1e-9 * first:
+            half = first - growth / 2
+            exact = (sqrt(half * half + 2 * growth * elapsed_s) - half) / growth
+        else:
+            exact = elapsed_s / first
+        return max(1, ceil(exact - 1e-9))
 
     def _begin_if(self, at: float, version: int) -> None:
         if version == self._version:
@@ -255,7 +270,7 @@ class Engine:
             chunk_tokens, attended = self._plan_chunks(at)
         batch = len(self._running)
         cost = self._cost
-        leap = 1
+        leap, growth_s = 1, 0.0
         if chunk_tokens and batch and self.limits.scheduling is Scheduling.CHUNKED:
             step_s = cost.mixed(batch, self._context, chunk_tokens, attended)
         elif chunk_tokens:
@@ -265,16 +280,19 @@ class Engine:
             if not self._newcomers and not self._stood_s:
                 room = (self.limits.kv_tokens - self.kv_used) // batch
                 leap = max(1, min(_LONGEST_LEAP, self._ends[0][0] - self._step, room))
-            step_s = cost.decode(batch, self._context + batch * (leap - 1) / 2)
+            step_s = cost.decode(batch, self._context)
+            if leap > 1:
+                growth_s = (cost.decode(batch, self._context + batch * (leap - 1)) - step_s) / (leap - 1)
         else:
             self._rest(at)
             return
         self._batch = batch
         self._leap = leap
-        self._step_s = step_s = step_s * self.slowness
+        self._step_s = step_s * self.slowness
+        self._growth_s = growth_s * self.slowness
         self._began = at
         self._version += 1
-        self._loop.call_at(at + leap * step_s, Rank.STEP, self._end, self._version)
+        self._loop.call_at(at + self._leap_s(leap), Rank.STEP, self._end, self._version)
 
     def _rest(self, at: float) -> None:
         """Nothing can be done now. Prompts that wait for room held by leases are looked at again when the first one ends."""
@@ -333,7 +351,8 @@ class Engine:
         """The step is over: books first, then news, then the next step."""
         if version != self._version:
             return
-        totals, leap, step_s = self.totals, self._leap, self._step_s
+        totals, leap = self.totals, self._leap
+        step_s = self._leap_s(leap) / leap
         totals.busy_s += leap * step_s
         totals.steps += leap
         self._leap = 0
@@ -345,10 +364,10 @@ class Engine:
         if self._chunks:
             totals.mixed_steps += self._batch > 0
             self._chunks_read(at, news)
-        if self._arriving:
-            self._admit_arriving(at)
         for tell, sequence in news:
             tell(at, sequence)
+        if self._arriving:
+            self._admit_arriving(at)
         self._begin(at)
 
     def _tokens_written(self, at: float, leap: int, step_s: float, news: list[_Piece]) -> None:

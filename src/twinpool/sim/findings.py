@@ -1,6 +1,5 @@
 """What a run showed, with the keys that every report has, and beside them what only a simulation can see."""
 
-from collections import Counter
 from random import Random
 from statistics import pstdev
 from typing import Any

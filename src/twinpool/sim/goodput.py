@@ -43,8 +43,9 @@ def highest_scale(
             best, carried = run, scale
         return is_carried
 
+    lowest = low / 64
     while not carries(low):
-        if low < high / 64:
+        if low <= lowest:  # a fleet that fails when it is nearly idle fails at any rate
             return Found(0.0, None, runs)
         low, high = low / 2, low
     while high > low and carries(high):

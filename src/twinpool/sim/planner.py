@@ -32,6 +32,7 @@ SAMPLE_S = 60.0
 """Seconds at the highest rate. In a shorter run a queue never grows as long as the objective for the first token allows."""
 
 FEWEST_REQUESTS = 1000
+
 AT_ONCE = 2
 """Options that are played side by side, on as many cores as there are: always so many, or another machine would prune
 others."""
@@ -131,7 +132,9 @@ class _Sample(NamedTuple):
         return len(self.requests) / self.seconds
 
 
-def plan(offered: Iterable[Offered], fleet: Fleet) -> Plan:
+def plan(
+    offered: Iterable[Offered], fleet: Fleet, *, sample_s: float = SAMPLE_S, fewest_requests: int = FEWEST_REQUESTS
+) -> Plan:
     """Raises `UserError` where the traffic is none to plan for."""
     if fleet.workers < 2:
         raise UserError("one worker is colocated, whatever the traffic: plan for two or more")
@@ -157,8 +160,8 @@ def plan(offered: Iterable[Offered], fleet: Fleet) -> Plan:
     def any_policy_bound() -> float:
         return capacity_req_s(demand, [(fleet.workers, configurations_of(reads=True, writes=True, budget_tokens=8192))])
 
-    size = max(FEWEST_REQUESTS, round(SAMPLE_S * any_policy_bound()))
-    first, second = _samples(fitting, size)
+    size = max(fewest_requests, round(sample_s * any_policy_bound()))
+    first, second = _samples(fitting, size, fewest_requests)
     demand = demand_of(first.requests)
     any_policy = any_policy_bound()
     ranked = sorted(((bound(option), option) for option in _options(fleet.workers)), key=lambda pair: -pair[0])
@@ -222,11 +225,11 @@ def _that_fit(requests: Sequence[Offered], profile: Profile) -> tuple[list[Offer
     ]
 
 
-def _samples(requests: Sequence[Offered], size: int) -> tuple[_Sample, _Sample | None]:
+def _samples(requests: Sequence[Offered], size: int, fewest: int) -> tuple[_Sample, _Sample | None]:
     """The heaviest stretch of `size`, and the heaviest that does not overlap with it, where the traffic is long enough."""
     if len(requests) < 2 * size:
         half = len(requests) // 2
-        second = _repeated(_from_zero(requests[half:]), size) if half >= FEWEST_REQUESTS else None
+        second = _repeated(_from_zero(requests[half:]), size) if half >= fewest else None
         return _repeated(_from_zero(requests[:size]), size), second
     starts = range(0, len(requests) - size + 1, size // 4)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from twinpool.assemble import build_controller
+from twinpool.assemble import build_controller, priors_of
 from twinpool.config import Routing
 from twinpool.core import commands as do
 from twinpool.core import events as on
@@ -18,18 +18,20 @@ from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.measure.blocks import Window
 from twinpool.measure.indicators import WINDOW_S, UnitCosts
-from twinpool.policy.priors import prior_of
 from twinpool.profile import Profile
 from twinpool.sim.bound import DemandSum
+from twinpool.sim.client import Ended
 from twinpool.sim.cost import StepCost
 from twinpool.sim.driver import Driver
 from twinpool.sim.engine import EngineTotals
 from twinpool.sim.faults import Faults
 from twinpool.sim.fleet import Kind, SimulatedWorker, build_fleet, name_of
 from twinpool.sim.loop import Loop, Rank
+from twinpool.sim.planners import Planner, call_planner
 from twinpool.sim.recording import Recording
 from twinpool.sim.scenario import Arm, Scenario, TrafficSpec, WorkerGroup
 from twinpool.sim.shelf import load_profile, open_trace
+from twinpool.workload.arrivals import Shape
 from twinpool.workload.mixes import MIXES, traffic_of
 from twinpool.workload.offered import Offered, offered, scaled
 
@@ -115,10 +117,15 @@ def traffic(spec: TrafficSpec, *, seed: int, duration_s: float, long_prompt_toke
         mix = MIXES[spec.mix]
     else:
         mix = traffic_of(spec.mix, "the mix")
-    rows = offered(spec.arrivals, mix, Random(seed), duration_s=duration_s, long_prompt_tokens=long_prompt_tokens)  # noqa: S311
-    if spec.rate_scale == 1.0 and spec.length_divisor == 1.0:
-        return rows
-    return scaled(rows, rate=spec.rate_scale, lengths=spec.length_divisor)
+    arrivals = _faster(spec.arrivals, spec.rate_scale)
+    rows = offered(arrivals, mix, Random(seed), duration_s=duration_s, long_prompt_tokens=long_prompt_tokens)  # noqa: S311
+    return rows if spec.length_divisor == 1.0 else scaled(rows, lengths=spec.length_divisor)
+
+
+def _faster(arrivals: Shape, scale: float) -> Shape:
+    """The same shape over the same time, with so many times the requests."""
+    rates = {field: getattr(arrivals, field) * scale for field in ("rate", "to_rate") if hasattr(arrivals, field)}
+    return msgspec.structs.replace(arrivals, **rates)
 
 
 def kind_of(group: WorkerGroup, load: Callable[[str], Profile] = load_profile) -> Kind:
@@ -138,12 +145,8 @@ def kind_of(group: WorkerGroup, load: Callable[[str], Profile] = load_profile) -
 
 def law_of(scenario: Scenario, kinds: list[Kind]) -> Law:
     """As a gateway's that serves these objectives, and has these workers' profiles (or, `knows_costs` false, none)."""
-    priors = {}
-    if scenario.knows_costs:
-        for kind in kinds:
-            prior = prior_of(kind.profile, kind.group.budget_tokens)
-            priors[name_of(kind)] = prior
-    return Law(objectives=scenario.objectives, balance=scenario.balance, priors=priors)
+    known = {name_of(kind): (kind.profile, kind.group.budget_tokens) for kind in kinds} if scenario.knows_costs else {}
+    return Law(objectives=scenario.objectives, balance=scenario.balance, priors=priors_of(known))
 
 
 def simulate(
@@ -154,6 +157,7 @@ def simulate(
     requests: Iterator[Offered] | None = None,
     load: Callable[[str], Profile] = load_profile,
     misses_allowed: float = inf,
+    planner: Planner | None = None,
     on_step: Callable[[on.Event, list[do.Command]], None] | None = None,
 ) -> Run:
     """Play `arm` to the end of its last request. `requests` stand in for the scenario's traffic where they are given. It is
@@ -163,7 +167,8 @@ def simulate(
     loop = Loop()
     recording = Recording(Window.of(scenario.duration_s), objectives)
     controller = build(scenario.routing) if build else build_controller(scenario.routing, law=law_of(scenario, kinds))
-    driver = Driver(loop, controller, scenario.clients, scenario.gateway, recording.ended, on_step)
+    ended = recording.ended if planner is None else _both(recording.ended, planner.ended)
+    driver = Driver(loop, controller, scenario.clients, scenario.gateway, ended, on_step)
     workers = build_fleet(
         kinds,
         loop,
@@ -183,6 +188,8 @@ def simulate(
             long_prompt_tokens=objectives.long_prompt_tokens,
         )
     driver.start(workers, _told(requests, use.offer))
+    if planner is not None:
+        call_planner(planner, loop, driver, controller)
     Faults(loop, driver, scenario.gateway.probe_interval_s).expect(scenario.faults)
     loop.run(lambda: driver.is_going() and recording.misses <= misses_allowed)
     return Run(
@@ -200,6 +207,14 @@ def simulate(
         kinds,
         recording.misses <= misses_allowed,
     )
+
+
+def _both(one: Callable[[Ended], None], other: Callable[[Ended], None]) -> Callable[[Ended], None]:
+    def tell(end: Ended) -> None:
+        one(end)
+        other(end)
+
+    return tell
 
 
 def _told(requests: Iterator[Offered], tell: Callable[[Offered], None]) -> Iterator[Offered]:

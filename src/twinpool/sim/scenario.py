@@ -137,7 +137,7 @@ class Arm(_Table, frozen=True):
 
 
 class Scenario(_Table, frozen=True):
-    """`warmup_s` at the beginning is simulated and not reported. Where it `knows_costs` the gateway has the workers' profiles."""
+    """`warmup_s` at the beginning is simulated and not reported. Where it `knows_costs`, the gateway has the profiles."""
 
     name: str
     traffic: TrafficSpec

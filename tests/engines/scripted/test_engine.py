@@ -184,10 +184,8 @@ async def test_a_misused_handle_gives_200_and_garbage(pool, misuse):
         assert answer.status == 200
         assert GARBAGE in said(answer)
         assert one.ledger.misuses == 1
-        if misuse == "expired":
-            metrics = (await get(pool, one, "/metrics")).body
-            assert b"nixl_num_kv_expired_reqs_total{" in metrics
-            assert b'notifications_after_expiry_total{model_name="scripted",engine="0"} 1' in metrics
+        expired = read_metrics((await get(pool, one, "/metrics")).body).expired_handles
+        assert expired == (misuse == "expired")
 
 
 async def test_kv_of_another_prompt_gives_that_prompts_answer(pool):
@@ -464,3 +462,23 @@ async def test_first_log_probabilities_are_the_same_from_both_ends_and_others_fo
         handle = json.loads(leg.body)["kv_transfer_params"]
         assert first(await post(pool, two, body | {"kv_transfer_params": handle})) == first(leg)
         assert first(await post(pool, two, body | {"kv_transfer_params": handle}))["logprob"] < -4
+
+
+async def test_a_decode_leg_that_is_rejected_has_the_handle_freed_unread(pool):
+    async with ScriptedEngine() as one, ScriptedEngine() as two:
+        refused = await post(pool, two, CHAT | {"temperature": -1, "kv_transfer_params": await prefill(pool, one)})
+        assert (refused.status, one.ledger.held, two.pulled_tokens) == (400, 0, 0)
+        assert one.ledger.report()["released"] == 1
+
+
+async def test_an_idle_engine_counts_a_late_read_when_its_next_request_comes(pool):
+    async def counted(engine: ScriptedEngine) -> int | None:
+        return read_metrics((await get(pool, engine, "/metrics")).body).late_notifications
+
+    async with ScriptedEngine() as one, ScriptedEngine() as two:
+        handle = await prefill(pool, one)
+        one.ledger.expire(all_now=True)
+        assert said(await post(pool, two, CHAT | {"kv_transfer_params": handle})).startswith(f" {GARBAGE}")
+        assert await counted(one) == 0
+        await post(pool, one, CHAT)
+        assert await counted(one) == 1

@@ -5,6 +5,7 @@ stopped ──start()──► up ──stop()──► stopped        restart()
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -19,6 +20,7 @@ from twinpool.engines.scripted.script import Recorded, Script, error_envelope
 from twinpool.engines.scripted.serving import serve_completion
 from twinpool.http1.client import Pool
 from twinpool.http1.exchange import Origin
+from twinpool.http1.lost import UpstreamLost
 from twinpool.http1.messages import Limits, Request
 from twinpool.http1.responder import Responder
 from twinpool.http1.server import Server, serve
@@ -69,7 +71,8 @@ class ScriptedEngine:
         self.pulls = 0
         self.pulled_bytes = 0
         self.pulled_s = 0.0
-        self.seen_prompts: set[str] = set()
+        self.cached: dict[tuple[str | None, str], bool] = {}  # by salt and prompt: whether what it has of it is garbage
+        self.noticed_late_reads = 0
         self.failed_transfers = 0
         self._ids = 0
 
@@ -174,6 +177,19 @@ class ScriptedEngine:
             **script.handle_extras,
         }
 
+    def notice_late_reads(self) -> None:
+        """While vLLM has nothing to do and holds nothing, it does not look at who read what: a late read is counted when its
+        next request comes."""
+        self.noticed_late_reads = self.ledger.pulls_after_expiry
+
+    async def let_go(self, kv: dict[str, Any]) -> None:
+        """Have the engine that a handle names free it, unread: what vLLM's decode side does where it rejects the request."""
+        origin = Origin(str(kv.get("remote_host")), int(kv.get("remote_port") or 0))
+        named = {"engine_id": kv.get("remote_engine_id"), "request_id": kv.get("remote_request_id")}
+        body = msgspec.json.encode(named | {"frees": True})
+        with suppress(UpstreamLost):
+            await self._pool.fetch(origin, "POST", "/kv/pull", body=body, timeout_s=_PULL_TIMEOUT_S)
+
     async def pull(self, kv: dict[str, Any]) -> Pulled:
         """Fetch KV from the engine that a handle names. UpstreamLost if it cannot be reached."""
         origin = Origin(str(kv["remote_host"]), int(kv["remote_port"]))
@@ -205,11 +221,14 @@ class ScriptedEngine:
         elif request.path in ("/script", "/abort_request") and request.method == "POST":
             self._obey(request, responder)
         else:
+            if self.script.pages_wait is not None:
+                await self.script.pages_wait.wait()
             self._send_page(request, responder)
 
     async def _complete(self, request: Request, responder: Responder) -> None:
         recorded = self._record(request)
         ledger = self.ledger
+        self.notice_late_reads()
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
         task = self._tasks[recorded] = cast(asyncio.Task[None], asyncio.current_task())
@@ -260,6 +279,11 @@ class ScriptedEngine:
         """The prefill side of a pull."""
         wanted = msgspec.json.decode(request.body)
         ledger, engine_id, request_id = self.ledger, str(wanted["engine_id"]), str(wanted["request_id"])
+        if wanted.get("frees"):
+            if engine_id == ledger.engine_id:
+                ledger.release(request_id)
+            self._send(responder, 200, {})
+            return
         wait_s = ledger.readable_in_s(engine_id, request_id)
         if wait_s and not wanted["waits"]:
             self._send(responder, 200, Pulled(None, 0, is_unreadable=True))

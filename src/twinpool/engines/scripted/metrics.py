@@ -34,6 +34,8 @@ def true_values(engine: "ScriptedEngine") -> dict[str, float | None]:
     """By series: a name and, behind a bar, its own label."""
     ledger = engine.ledger
     ledger.expire()
+    if ledger.held or engine.running:
+        engine.notice_late_reads()
     report = ledger.report()
     computed = engine.computed_prompt_tokens - engine.pulls  # vLLM counts a prompt that was handed over as handed over, whole
     pulled = engine.pulled_tokens
@@ -61,6 +63,6 @@ def true_values(engine: "ScriptedEngine") -> dict[str, float | None]:
             "vllm:nixl_xfer_time_seconds_count": engine.pulls,
             "vllm:nixl_num_failed_transfers_total": engine.failed_transfers,
             "vllm:nixl_num_kv_expired_reqs_total": report["expired"],
-            "vllm:nixl_num_notifications_after_expiry_total": ledger.pulls_after_expiry,
+            "vllm:nixl_num_notifications_after_expiry_total": engine.noticed_late_reads,
         }
     return values

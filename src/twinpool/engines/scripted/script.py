@@ -128,7 +128,8 @@ class Script:
     cache_dtype: str = "auto"
     loras: dict[str, str] = field(default_factory=dict)  # adapters, and what each stands on
     disaggregation_mode: Literal["null", "prefill", "decode"] = "null"  # as SGLang
-    caches_prompts: bool = False  # as decode: a prompt that it has seen is not pulled again
+    caches_prompts: bool = False
+    """A prompt that it has seen under the same `cache_salt` is not pulled again, and answered from what was pulled then."""
     slots: int = 256  # what it says; not kept to
     tells_handoff: bool = True  # when embedded: seconds and bytes of a handoff, in the head of the answer
 
@@ -153,6 +154,7 @@ class Script:
     on_request: Callable[[Recorded], Decision] | None = None  # asked when there are none; None is the engine's own answer
     metrics: dict[str, float | None] = field(default_factory=dict)  # in place of the true values; None: no such series
     metrics_timestamp_ms: int | None = None
+    pages_wait: asyncio.Event | None = None  # probes and scrapes hang until it is set; completions do not
 
     def decide(self, recorded: Recorded) -> Reply | Default:
         if self.replies:

@@ -104,7 +104,12 @@ class _Serving:
 
     async def run(self) -> None:
         is_chat = self._recorded.path.endswith("/chat/completions")
-        asked = self._asked = understand(self._recorded.body, is_chat=is_chat, script=self._script)
+        try:
+            asked = self._asked = understand(self._recorded.body, is_chat=is_chat, script=self._script)
+        except Objection:
+            if self._recorded.takes_over and not self._script.is_embedded:
+                await self._engine.let_go(self._recorded.kv_transfer_params or {})
+            raise
         self._id = f"{'chatcmpl' if is_chat else 'cmpl'}-{self._engine.next_id()}"
         await self._engine.pause(self._but.delay_s)
         self._prompt_tokens = sum(map(prompt_tokens, asked.prompts))
@@ -114,6 +119,9 @@ class _Serving:
             await self._engine.pause(self._script.prefill_s_per_token * computed)
             self._engine.computed_prompt_tokens += computed
             texts = [self._text(prompt, choice) for prompt in asked.prompts for choice in range(asked.n)]
+        if self._script.caches_prompts:
+            is_garbage = self._engine.cached.setdefault(self._cached_as(asked.prompts[0]), texts[0] is _GARBAGE_TEXT)
+            texts = [_GARBAGE_TEXT] * len(texts) if is_garbage else texts
         self._engine.prompt_tokens += self._prompt_tokens
         if asked.streams:
             await self._stream(texts)
@@ -152,13 +160,15 @@ class _Serving:
         garbage = [_GARBAGE_TEXT] * (self._asked.n - 1)  # the first choice has spent the handle
         return [self._text(pulled.prompt, 0), *garbage]
 
+    def _cached_as(self, prompt: str) -> tuple[str | None, str]:
+        return self._recorded.body.get("cache_salt"), prompt
+
     def _count_pulled(self, tokens: int) -> None:
         """The last token of a prompt is computed here all the same. A prompt in the engine's own cache is not read from P."""
         engine, prompt = self._engine, self._asked.prompts[0]
         engine.computed_prompt_tokens += 1
-        if self._script.caches_prompts and prompt in engine.seen_prompts:
+        if self._script.caches_prompts and self._cached_as(prompt) in engine.cached:
             return
-        engine.seen_prompts.add(prompt)
         self._pulled_tokens = tokens
         engine.pulled_tokens += tokens
         engine.pulls += 1

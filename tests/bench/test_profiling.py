@@ -1,0 +1,80 @@
+"""What a profile holds and what it refuses; how right its figures are is measured, not tested."""
+
+import pytest
+
+from twinpool.bench.prepare import prepare
+from twinpool.bench.profiling import Bench, EngineSays, Limits, engine_says, measure
+from twinpool.bench.target import target_of
+from twinpool.engines.scripted import ScriptedEngine
+from twinpool.errors import UserError
+from twinpool.http1 import Pool
+from twinpool.profile import Profile
+
+LIMITS = Limits(context_tokens=700, sequences=2, kv_tokens=1400, kv_bytes_per_token=1024)
+
+
+async def profile_of(engine: ScriptedEngine, limits: Limits = LIMITS, decode: ScriptedEngine | None = None) -> Profile:
+    pool = Pool()
+    try:
+        target = target_of(engine.url)
+        says = await engine_says(pool, target)
+        prepared = await prepare(pool, target, None, timeout_s=10)
+        partner = None if decode is None else target_of(decode.url)
+        shown: list[str] = []
+        return await measure(Bench(pool, prepared, 10, shown.append), limits, says, name="scripted", decode=partner)
+    finally:
+        await pool.close()
+
+
+async def test_a_profile_without_holes_that_says_where_it_comes_from(engine: ScriptedEngine) -> None:
+    engine.script.prefill_s_per_token = 1e-5
+    engine.script.token_interval_s = 1e-3
+    profile = await profile_of(engine)
+    assert engine.url in profile.source
+    assert {(batch, context) for batch, context, _ in profile.decode_step_ms} == {
+        (batch, context) for batch in profile.batches for context in profile.contexts
+    }
+    assert profile.batches == (1, 2)
+    lengths = [tokens for tokens, _ in profile.prefill_ms]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > 400
+    assert any("mixed step" in note for note in profile.notes)
+    assert any("handoff was not measured" in note for note in profile.notes)
+
+
+async def test_a_second_engine_shows_the_handoff(engine: ScriptedEngine) -> None:
+    engine.script.token_interval_s = 1e-3
+    async with ScriptedEngine() as decode:
+        profile = await profile_of(engine, decode=decode)
+        assert decode.pulls > 0
+    assert profile.handoff_bytes_per_s != 100e9
+    assert not any("handoff was not measured" in note for note in profile.notes)
+
+
+async def test_no_two_prompts_are_the_same(engine: ScriptedEngine) -> None:
+    engine.script.token_interval_s = 1e-3
+    await profile_of(engine)
+    prompts = [str(each.body["messages"]) for each in engine.recorded]
+    assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (LIMITS._replace(sequences=1), "one sequence at a time"),
+        (LIMITS._replace(context_tokens=130), "fewer than two lengths"),
+        (LIMITS._replace(kv_tokens=150), "too few for 2 sequences"),
+    ],
+)
+async def test_an_engine_that_cannot_be_measured(engine: ScriptedEngine, limits: Limits, why: str) -> None:
+    engine.script.token_interval_s = 1e-3
+    with pytest.raises(UserError, match=why):
+        await profile_of(engine, limits)
+
+
+async def test_an_engine_without_a_page_of_itself_says_nothing(engine: ScriptedEngine) -> None:
+    pool = Pool()
+    try:
+        assert await engine_says(pool, target_of(engine.url)) == EngineSays()
+    finally:
+        await pool.close()

@@ -1,0 +1,1 @@
+"""The reports' pages in a real browser: charts drawn, nothing asked of any network."""
