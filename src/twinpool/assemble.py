@@ -39,7 +39,7 @@ def build_controller(
     learning = Learning(law)
     policies = Policies(
         admit=bounded_queue(rules),
-        route=least_cost(rules, law, learning, disaggregate_when_possible(rules)),
+        route=least_cost(rules, learning, disaggregate_when_possible(rules)),
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
         learner=learning,

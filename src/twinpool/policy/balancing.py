@@ -21,7 +21,6 @@ from twinpool.core.policies import Balance, PoolView
 from twinpool.policy.capacity import Asked, Kind, carried, carried_by_one_pool
 from twinpool.policy.learning import Learning
 
-_ITL_SHARE = 0.9  # of the objective: what routing lets a step take
 _BACKLOG_S = 1.0  # in which what waits should be served
 _MOST_BACKLOG = 0.3  # of what is asked for, that what waits counts as: one long queue must not turn a whole fleet
 _FEWEST_ANSWERS = 20  # that have ended, before anything is said of what answers take
@@ -40,14 +39,12 @@ class _Split:
         kinds: dict[str, Kind],
         prefills: Counter[str],
         decodes: Counter[str],
-        itl_s: float,
         arriving: float,
     ) -> None:
         self.asked = asked
         self.kinds = kinds
         self.prefills = prefills
         self.decodes = decodes
-        self.itl_s = itl_s
         self.arriving = arriving
 
     def pressure(self, moved: str | None = None, role: Role | None = None, count: int = 1) -> float:
@@ -58,12 +55,12 @@ class _Split:
             prefills, decodes = prefills.copy(), decodes.copy()
             prefills.update(change)
             decodes.subtract(change)
-        times = carried(self.asked, self.kinds, prefills, decodes, self.itl_s)
+        times = carried(self.asked, self.kinds, prefills, decodes)
         ingress = self._ingress(decodes)
         return max(1.0 / times if times > 0 else 1e9, ingress)
 
     def one_pool_pressure(self) -> float:
-        times = carried_by_one_pool(self.asked, self.kinds, self.prefills + self.decodes, self.itl_s)
+        times = carried_by_one_pool(self.asked, self.kinds, self.prefills + self.decodes)
         return 1.0 / times if times > 0 else 1e9
 
     def _ingress(self, decodes: Counter[str]) -> float:
@@ -107,10 +104,7 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
                     return None, False
                 facts = worker.facts
                 kinds[worker.kind] = Kind(costs, facts.kv_capacity_tokens, facts.slots or 256, facts.budget_tokens or 2048)
-        itl_s = _ITL_SHARE * law.objectives.slo_itl_s
-        is_hopeless = all(kind.costs.step(2, 2000) >= itl_s for kind in kinds.values())
-        if is_hopeless:
-            itl_s = 1.0  # nobody can keep it, so nobody is kept for it
+        is_hopeless = all(kind.costs.is_hopeless for kind in kinds.values())
         asked = learning.demand.asked(view.at)
         writing = 0.0
         for worker in (*prefills, *decodes):
@@ -124,7 +118,7 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             writes=max(asked.writes + min(view.waiting * answer / _BACKLOG_S, _MOST_BACKLOG * asked.writes), writing),
         )
         of = Counter(worker.kind for worker in prefills), Counter(worker.kind for worker in decodes)
-        return _Split(asked, kinds, *of, itl_s, arriving), is_hopeless
+        return _Split(asked, kinds, *of, arriving), is_hopeless
 
     def _weigh(
         found: Balanced,

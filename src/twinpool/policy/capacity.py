@@ -46,18 +46,18 @@ Counts = Mapping[str, int]
 """Workers by the name of their kind."""
 
 
-def carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, itl_s: float) -> float:
+def carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts) -> float:
     """How many times the present traffic they carry; 0 where a pool is missing."""
     if not asked.reads and not asked.writes:
         return _MOST
-    return _highest(lambda times: _is_carried(asked, kinds, prefills, decodes, itl_s, times))
+    return _highest(lambda times: _is_carried(asked, kinds, prefills, decodes, times))
 
 
-def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts, itl_s: float) -> float:
+def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts) -> float:
     """The same where everybody does everything: prompts of any length must be readable beside what is written."""
     if not asked.reads and not asked.writes:
         return _MOST
-    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, itl_s, times))
+    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, times))
 
 
 def _highest(is_carried: Callable[[float], bool]) -> float:
@@ -75,15 +75,15 @@ def _highest(is_carried: Callable[[float], bool]) -> float:
     return low
 
 
-def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, itl_s: float, times: float) -> bool:
+def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float) -> bool:
     reads, writes = asked.reads * times, asked.writes * times
-    able_s = {name: _alone_tokens_s(kinds[name], asked.context, itl_s) for name, count in decodes.items() if count}
+    able_s = {name: _alone_tokens_s(kinds[name], asked.context) for name, count in decodes.items() if count}
     total_s = sum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
     if not total_s:
         return False
     beside = 0.0
     for name, tokens_s in able_s.items():
-        found = _beside(asked, kinds[name], writes * tokens_s / total_s, itl_s)
+        found = _beside(asked, kinds[name], writes * tokens_s / total_s)
         if found is None:
             return False
         reading_s, share = found
@@ -92,13 +92,13 @@ def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decod
     return reading + min(beside, reads) >= reads
 
 
-def _alone_tokens_s(kind: Kind, context: float, itl_s: float) -> float:
+def _alone_tokens_s(kind: Kind, context: float) -> float:
     """What it writes when it does nothing else, at the largest batch that keeps the objective (at batch 1, where none does)."""
     costs = kind.costs
     a_sequence_s = costs.step_sequence_s + costs.step_kv_token_s * context
     batch = most_sequences(kind, context)
     if a_sequence_s > 0:
-        batch = min(batch, (itl_s - costs.step_s) / a_sequence_s)
+        batch = min(batch, (costs.limit_s - costs.step_s) / a_sequence_s)
     batch = max(1.0, batch)
     return batch / (costs.step_s + a_sequence_s * batch)
 
@@ -111,17 +111,17 @@ def most_sequences(kind: Kind, context: float) -> float:
     return max(1.0, min(batch, 1.5 * kind.costs.most_batch))
 
 
-def _beside(asked: Asked, kind: Kind, writes: float, itl_s: float) -> tuple[float, float] | None:
+def _beside(asked: Asked, kind: Kind, writes: float) -> tuple[float, float] | None:
     """Prompt tokens a second that it reads beside `writes` tokens a second, and the share of the prompt tokens that come in
     prompts it may read; None where the writing alone is too much."""
     costs = kind.costs
     a_sequence_s = costs.step_sequence_s + costs.step_kv_token_s * asked.context
-    steps = max(1.0 / itl_s, writes / most_sequences(kind, asked.context))
+    steps = max(1.0 / costs.limit_s, writes / most_sequences(kind, asked.context))
     left = 1.0 - steps * costs.step_s - writes * a_sequence_s
     if left < 0:
         return None
     batch = writes / steps
-    chunk = costs.largest_chunk(costs.step(batch, batch * asked.context), itl_s)
+    chunk = costs.largest_chunk(costs.step(batch, batch * asked.context), costs.limit_s)
     free = kind.budget_tokens - batch
     if free <= 0 or chunk <= 0:
         return 0.0, 0.0

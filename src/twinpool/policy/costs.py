@@ -14,14 +14,20 @@ from twinpool.policy.fits import Fit, FitRecord
 
 _PRIOR_WEIGHT = 10.0
 
+ITL_SHARE = 0.9
+"""Of the ITL objective, that a step may take by the estimate."""
+
 
 class KindCosts:
-    """The present estimates for one kind; seconds. `budget` tokens a step, None where the engine does not tell."""
+    """The present estimates for one kind; seconds. `limit_s` is how long a step may take by the ITL objective. Where not even
+    the smallest keeps that, it is twice a usual step: who cannot keep an objective is not left idle for it."""
 
     __slots__ = (
         "a_prompt_s",
         "handoff_s",
         "handoff_token_s",
+        "is_hopeless",
+        "limit_s",
         "mixed_s",
         "mixed_token_s",
         "most_batch",
@@ -38,9 +44,11 @@ class KindCosts:
         reading: list[float],
         step: list[float],
         handoff: list[float],
+        *,
         mixed_s: float,
         most_batch: float,
         a_prompt_s: float,
+        itl_s: float,
     ) -> None:
         self.read_s, self.read_token_s, self.read_pair_s = reading
         self.a_prompt_s = a_prompt_s
@@ -48,6 +56,8 @@ class KindCosts:
         self.handoff_s, self.handoff_token_s = handoff
         self.mixed_s = mixed_s
         self.most_batch = most_batch
+        self.is_hopeless = self.step(2, 4000) >= ITL_SHARE * itl_s
+        self.limit_s = 2 * self.step(64, 128_000) if self.is_hopeless else ITL_SHARE * itl_s
 
     def read(self, tokens: int, cached: int) -> float:
         """One prompt among others: what a worker that has more to read takes for it."""
@@ -69,7 +79,8 @@ class KindCosts:
 class _Kind:
     """The fits of one kind."""
 
-    def __init__(self, prior: CostPrior | None) -> None:
+    def __init__(self, prior: CostPrior | None, itl_s: float) -> None:
+        self._itl_s = itl_s
         self.reading = Fit(3, prior=_reading_prior(prior), enough=8)
         self.step = Fit(4, prior=_step_prior(prior), enough=16)
         self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8, above=0.05)  # others on the link
@@ -86,7 +97,15 @@ class _Kind:
         most = inf if self.step.is_prior_whole else self.step.seen_most[1]
         if not step[3]:  # nobody has read beside writing yet
             step = [*step[:3], reading[1]]
-        self.costs = KindCosts(reading, step, handoff, self.mixed_s, most, reading[0] * self.steps_a_prompt)
+        self.costs = KindCosts(
+            reading,
+            step,
+            handoff,
+            mixed_s=self.mixed_s,
+            most_batch=most,
+            a_prompt_s=reading[0] * self.steps_a_prompt,
+            itl_s=self._itl_s,
+        )
 
 
 class KindRecord(msgspec.Struct):
@@ -99,7 +118,8 @@ class KindRecord(msgspec.Struct):
 class Costs:
     """By kind of worker."""
 
-    def __init__(self, priors: dict[str, CostPrior]) -> None:
+    def __init__(self, priors: dict[str, CostPrior], itl_s: float) -> None:
+        self._itl_s = itl_s
         self._priors = priors
         self._kinds: dict[str, _Kind] = {}
 
@@ -147,7 +167,7 @@ class Costs:
     def _kind(self, name: str) -> _Kind:
         found = self._kinds.get(name)
         if found is None:
-            found = self._kinds[name] = _Kind(self._priors.get(name, self._priors.get("")))
+            found = self._kinds[name] = _Kind(self._priors.get(name, self._priors.get("")), self._itl_s)
         return found
 
     @staticmethod

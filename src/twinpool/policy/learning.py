@@ -37,7 +37,7 @@ class Learning:
 
     def __init__(self, law: Law) -> None:
         self._learns = law.learns
-        self.costs = Costs(law.priors)
+        self.costs = Costs(law.priors, law.objectives.slo_itl_s)
         self.demand = Demand(law.objectives.long_prompt_tokens)
         self.prefixes = Prefixes()
         self.is_one_pool = False

@@ -15,14 +15,12 @@ from math import ceil, inf
 from twinpool.config import Routing
 from twinpool.core.cluster import WorkerView
 from twinpool.core.decisions import Choice, Decision, Forecast, Why
-from twinpool.core.law import Law
 from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Role
 from twinpool.core.policies import Pending, Route
 from twinpool.policy.costs import KindCosts
 from twinpool.policy.learning import Learning
 
-_ITL_SHARE = 0.9  # of the objective, that a step may take by the estimate
 _KV_SHARE = 0.95  # of an engine's room for KV, that may be promised
 _SLOTS = 256  # where the engine does not tell
 _BUDGET = 2048  # tokens a step, where it does not tell: vLLM's old default, and less than its new one
@@ -40,9 +38,8 @@ class Whole:
         self.keeps_itl = keeps_itl
 
 
-def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> Route:
+def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
     """The law; `simple` decides where nothing is known of costs, and what is special about a request leaves no choice."""
-    itl_s = _ITL_SHARE * law.objectives.slo_itl_s
     window = rules.prefill_window_tokens
     costs, demand, prefixes = learning.costs, learning.demand, learning.prefixes
 
@@ -83,7 +80,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
                 read_s = kind.read(unread, cached)
                 writing = worker.sequences - worker.reading
                 if writing:
-                    on_it = _whole(worker, kind, at, unread, cached, tokens, answer, itl_s)
+                    on_it = _whole(worker, kind, at, unread, cached, tokens, answer)
                     if on_it is None or not on_it.keeps_itl:
                         continue
                     read_s = on_it.read_s
@@ -103,7 +100,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
             if not worker.facts.serves_whole:
                 continue
             cached = prefixes.cached_tokens(worker.facts.worker, facts.prefix, tokens) if facts.prefix else 0
-            candidate = _whole(worker, kind, at, tokens - cached, cached, tokens, answer, itl_s)
+            candidate = _whole(worker, kind, at, tokens - cached, cached, tokens, answer)
             if candidate is not None and (whole is None or _is_better(candidate, whole)):
                 whole = candidate
         if is_one_pool or not (has_prefill and has_decode):
@@ -115,7 +112,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
             return _on(whole, why, tokens)
         decodes.sort(key=_by_step)
         chosen = _partner(prefill, decodes) if prefill is not None else None
-        roomy = chosen is not None and chosen[0] <= itl_s
+        roomy = chosen is not None and chosen[0] <= chosen[2].limit_s
         step_s = decodes[0][0] if decodes else 0.0
         if chosen is not None:
             handoff_s = chosen[2].handoff(tokens)
@@ -143,8 +140,8 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
             return Decision(Choice.WAIT, Why.PREFILL_BUSY, forecast=forecast)
         if not roomy and prefill_kind is not None and prefill.facts.serves_whole and _has_slot(prefill):
             cached = prefixes.cached_tokens(prefill.facts.worker, facts.prefix, tokens) if facts.prefix else 0
-            on_prefill = _whole(prefill, prefill_kind, at, tokens - cached, cached, tokens, answer, itl_s)
-            if on_prefill is not None and on_prefill.keeps_itl and _reads_on(prefill, prefill_kind, itl_s):
+            on_prefill = _whole(prefill, prefill_kind, at, tokens - cached, cached, tokens, answer)
+            if on_prefill is not None and on_prefill.keeps_itl and _reads_on(prefill, prefill_kind):
                 return _on(on_prefill, Why.DECODE_FULL, tokens, forecast)
         if chosen is None:
             if not decodes:
@@ -165,7 +162,7 @@ def least_cost(rules: Routing, law: Law, learning: Learning, simple: Route) -> R
 
 
 def _whole(
-    worker: WorkerView, kind: KindCosts, at: float, unread: int, cached: int, tokens: int, answer: float, itl_s: float
+    worker: WorkerView, kind: KindCosts, at: float, unread: int, cached: int, tokens: int, answer: float
 ) -> Whole | None:
     """What all of it on this worker would be like; None where its KV has no room for it. (A step under way counts with all that
     it reads until it ends: its gap is still to come.)"""
@@ -190,12 +187,12 @@ def _whole(
     pairs_s = kind.read_pair_s * unread * (unread + 2.0 * cached)
     ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s
     read_s = unread / chunk * mixed_s + pairs_s
-    return Whole(worker, ttft_s, read_s, keeps_itl=mixed_s + pairs_s / steps <= itl_s)
+    return Whole(worker, ttft_s, read_s, keeps_itl=mixed_s + pairs_s / steps <= kind.limit_s)
 
 
-def _reads_on(worker: WorkerView, kind: KindCosts, itl_s: float) -> bool:
+def _reads_on(worker: WorkerView, kind: KindCosts) -> bool:
     """Whether it can go on reading at full speed while it writes: else a single answer would hold up all prompts."""
-    return kind.step(1, 0, worker.facts.budget_tokens or _BUDGET) <= itl_s
+    return kind.step(1, 0, worker.facts.budget_tokens or _BUDGET) <= kind.limit_s
 
 
 def _is_better(one: Whole, other: Whole) -> bool:

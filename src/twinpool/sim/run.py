@@ -13,6 +13,7 @@ from twinpool.config import Routing
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
+from twinpool.core.decisions import Balanced
 from twinpool.core.law import Law
 from twinpool.core.model import Role
 from twinpool.errors import UserError
@@ -53,6 +54,7 @@ class Run(NamedTuple):
     recording: Recording
     decisions: Counter[tuple[str, str]]
     role_changes: list[tuple[float, str, Role, str]]
+    balanced: list[tuple[float, Balanced]]
     totals: dict[str, EngineTotals]
     windows: list[UseWindow]
     costs: UnitCosts
@@ -197,6 +199,7 @@ def simulate(
         recording,
         driver.decisions,
         driver.role_changes,
+        driver.balanced,
         {name: worker.engine.totals for name, worker in workers.items()},
         use.windows,
         costs,
