@@ -65,6 +65,12 @@ class WorkerView(Protocol):
         """It asked to be left alone for a while: it has no room now, but it is there."""
 
     @property
+    def kv_used_ratio(self) -> float:
+        """As the engine itself said at `kv_used_at`; 0 where it has not."""
+
+    @property
+    def kv_used_at(self) -> float: ...
+    @property
     def proved_partners(self) -> int: ...
     @property
     def partners(self) -> Mapping[str, PairState]:
@@ -109,8 +115,9 @@ class Worker(msgspec.Struct, eq=False, omit_defaults=True):
             self.paused_until = 0.0
             self.is_told_to_drain = False
             self.meter.newborn = NEWBORN_LEGS
-        if facts.role is not self.facts.role and not self.is_held:
+        if facts.role is not self.facts.role:  # as declared anew: that is later than what was asked for
             self.role = facts.role
+            self.is_held = False
         self.facts = facts
         self.kind = kind_of(facts)
         self.engine = _engine(facts)

@@ -22,6 +22,8 @@ from twinpool.policy.costs import KindCosts
 from twinpool.policy.learning import Learning
 
 _KV_SHARE = 0.95  # of an engine's room for KV, that may be promised
+_FULL_RATIO = 0.97  # of its KV, as the engine says
+_FRESH_S = 5.0  # for so long a report of an engine's load counts
 _SLOTS = 256  # where the engine does not tell
 _BUDGET = 2048  # tokens a step, where it does not tell: vLLM's old default, and less than its new one
 
@@ -89,7 +91,7 @@ def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
                 continue
             if role is Role.DECODE:
                 has_decode = True
-            if worker.is_paused or not _has_slot(worker):
+            if worker.is_paused or not _has_slot(worker) or _is_said_full(worker, at):
                 continue
             if role is Role.DECODE and not is_one_pool:
                 batch = worker.sequences - worker.reading
@@ -231,6 +233,11 @@ def _has_slot(worker: WorkerView) -> bool:
 def _has_kv(worker: WorkerView, tokens: float) -> bool:
     room = worker.facts.kv_capacity_tokens
     return room is None or tokens <= _KV_SHARE * room or worker.sequences == 0
+
+
+def _is_said_full(worker: WorkerView, at: float) -> bool:
+    """By its own word, if that is fresh: others may use it too."""
+    return worker.kv_used_ratio > _FULL_RATIO and at - worker.kv_used_at < _FRESH_S
 
 
 def _rounded(seconds: float) -> float | None:

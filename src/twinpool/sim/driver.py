@@ -125,6 +125,7 @@ class Driver:
             endpoint="chat",
             stream=True,
             prompt_chars=round(offered.prompt_tokens * self._clients.chars_per_token),
+            prefix=offered.prefix,
         )
         self.feed(on.RequestArrived(at=at, request=client.id, facts=facts))
         if self._clients.patience_s is not None:
