@@ -1,6 +1,6 @@
 """The one place where policies meet the core. The gateway, the simulator and a replay all build their controller here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -8,34 +8,54 @@ from twinpool.config import Routing
 from twinpool.core.commands import Command
 from twinpool.core.controller import Controller
 from twinpool.core.journal import Cut, decode_header, decode_steps
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.policies import Policies
 from twinpool.core.snapshot import decode_snapshot
 from twinpool.errors import UserError
 from twinpool.policy.admission import bounded_queue
+from twinpool.policy.balancing import least_pressure
 from twinpool.policy.estimates import PromptLengths
-from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
+from twinpool.policy.learning import Learning
+from twinpool.policy.least_loaded import disaggregate_when_possible, least_loaded_decode
+from twinpool.policy.priors import prior_of
+from twinpool.policy.routing import least_cost
+from twinpool.profile import Profile
 
 Change = Callable[[Policies], Policies]
 """Puts other policies in the place of the project's: what is compared with them runs behind the same core."""
 
 
-def build_controller(rules: Routing, snapshot: msgspec.Raw | None = None, *, change: Change | None = None) -> Controller:
+def build_controller(
+    rules: Routing,
+    snapshot: msgspec.Raw | None = None,
+    law: Law = Law(),  # noqa: B008  frozen
+    *,
+    change: Change | None = None,
+) -> Controller:
     """A controller with the project's policies: a fresh one, or one that goes on where `Controller.remember` was asked.
 
     Raises `UserError` for a snapshot that is none.
     """
+    learning = Learning(law)
     policies = Policies(
         admit=bounded_queue(rules),
-        route=disaggregate_when_possible(rules),
+        route=least_cost(rules, learning, disaggregate_when_possible(rules)),
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
+        learner=learning,
+        balance=least_pressure(law, learning),
     )
     if change is not None:
         policies = change(policies)
     try:
-        return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None)
+        return Controller(policies, rules, decode_snapshot(snapshot) if snapshot is not None else None, law)
     except KeyError as missing:
         raise UserError(f"the journal's snapshot is broken: it has no {missing}") from missing
+
+
+def priors_of(profiles: Mapping[str, tuple[Profile, int | None]]) -> dict[str, CostPrior]:
+    """What the estimates start from, by kind of worker: from its profile and its engine's budget of tokens a step."""
+    return {kind: prior_of(profile, budget_tokens) for kind, (profile, budget_tokens) in profiles.items()}
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -64,7 +84,7 @@ def replay(lines: Iterable[bytes]) -> Replay:
     if header is None:
         raise UserError("the journal is empty")
     began = decode_header(header)
-    controller = build_controller(began.rules, None if began.snapshot is msgspec.UNSET else began.snapshot)
+    controller = build_controller(began.rules, None if began.snapshot is msgspec.UNSET else began.snapshot, began.law)
     events = 0
     for line, step in decode_steps(rest):
         if isinstance(step, Cut):

@@ -53,6 +53,24 @@ class Routing(_Section, frozen=True):
     max_pause_s: Seconds = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
 
 
+class BalanceMode(StrEnum):
+    """What comes of a proposal to change a worker's role."""
+
+    AUTO = "auto"  # it is done
+    ADVISE = "advise"  # it is shown, and left to people
+    OFF = "off"  # nobody asks
+
+
+class Balance(_Section, frozen=True):
+    """How workers change pool as traffic shifts. Only those whose `allowed_roles` let them."""
+
+    mode: BalanceMode = BalanceMode.AUTO
+    period_s: Seconds = 1.0  # between two looks; 250 ms to 5 s carried the same in simulation, 60 s a third less
+    dwell_s: Seconds = 2.0  # between two changes, so that the first one shows; up to 10 s made no difference
+    hysteresis: Annotated[float, msgspec.Meta(ge=1)] = 1.06  # how much worse the present split must be, by the estimates
+    fewest_pressed: Annotated[float, msgspec.Meta(ge=0)] = 0.5  # under half of what a pool can do nobody waits
+
+
 class Timeouts(_Section, frozen=True):
     """Deadlines on the network, seconds."""
 
@@ -168,6 +186,7 @@ class Config(_Section, frozen=True):
     server: Server = Server()
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
+    balance: Balance = Balance()
     timeouts: Timeouts = Timeouts()
     limits: Ceilings = Ceilings()
     launch: Launch = Launch()

@@ -127,8 +127,8 @@ def test_a_leg_is_given_back_once() -> None:
 
 def test_a_prompt_that_was_read_twice_was_read_once() -> None:
     books = cluster()
-    books.prompt_read(KEY)
-    books.prompt_read(KEY)
+    books.prompt_read(KEY, 100, 0)
+    books.prompt_read(KEY, 100, 0)
     assert books["c1"].prefill_tokens == 0
     books.validate({"r"})
 

@@ -18,6 +18,7 @@ from tests.gateway.house import CHAT, House, chat, files_of, house, told
 from twinpool.assemble import build_controller, replay
 from twinpool.cli.group import cli
 from twinpool.config import Kept, Routing, Timeouts
+from twinpool.core.law import Law
 from twinpool.engines.scripted import Default, End, Reply, Script
 from twinpool.errors import UserError
 from twinpool.gateway.journal import Journal
@@ -122,7 +123,7 @@ def record(path: Path, kept: Kept) -> int:
     """Write an afternoon's journal; how many events it had."""
     stage = afternoon()
     controller = build_controller(Routing())
-    journal = Journal(path, Routing(), kept, controller.remember)
+    journal = Journal(path, Routing(), Law(), kept, controller.remember)
     for event in stage.events:
         journal.write(event, controller.handle(event))
     journal.close()

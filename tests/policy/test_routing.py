@@ -1,239 +1,183 @@
-"""Which way a request goes, given what the workers have to do."""
+"""The law's choices, each with its reason: a prompt of 1,000 tokens takes 40 ms, a step 10 ms and more by its batch."""
 
+import msgspec
 import pytest
-from tests.core.stage import prompt, worker
+from tests.core.stage import Stage, prompt, worker
+from tests.policy.costs_of import PRIOR
 
+from twinpool.assemble import build_controller
 from twinpool.config import Routing
-from twinpool.core.cluster import Cluster, LegKey, Worker
-from twinpool.core.decisions import Choice, Decision, Why
-from twinpool.core.model import Dialect, Leg, Role, WorkerFacts
-from twinpool.core.pairs import Pairs
-from twinpool.core.policies import Pending
-from twinpool.policy.routing import disaggregate_when_possible, least_loaded_decode
-
-WINDOW = 1000
+from twinpool.core import commands as do
+from twinpool.core import events as on
+from twinpool.core.decisions import Choice, Why
+from twinpool.core.law import Law
+from twinpool.core.model import RequestFacts, Role, Usage, WorkerFacts
 
 
-def fleet(*workers: WorkerFacts) -> Cluster:
-    cluster = Cluster()
-    pairs = Pairs(cluster, Routing())
-    for facts in workers:
-        pairs.meet(cluster.join(facts), 0.0, is_new_engine=True)
-    return cluster
+def facts(name: str, *, budget: int | None = 8192, kv: int | None = None, slots: int = 256) -> WorkerFacts:
+    return msgspec.structs.replace(worker(name, slots=slots), budget_tokens=budget, kv_capacity_tokens=kv)
 
 
-def load(cluster: Cluster, name: str, *, prefill: int = 0, kv: int = 0, sequences: int = 1) -> None:
-    key = LegKey(f"{name}-{len(cluster.legs_on(name))}", 1, Leg.WHOLE)
-    cluster.take(key, cluster[name], prefill_tokens=prefill, kv_tokens=kv, sequences=sequences)
+def stage(*workers: WorkerFacts | str) -> Stage:
+    made = Stage()
+    made.controller = build_controller(Routing(), law=Law(priors={"": PRIOR}))
+    for each in workers:
+        made.joins(facts(each) if isinstance(each, str) else each)
+    return made
 
 
-def route(
-    cluster: Cluster, tokens: int = 100, *, avoid: frozenset[str] = frozenset(), sequences: int = 1, obstacle: Why | None = None
-) -> Decision:
-    pending = Pending(prompt(tokens, sequences=sequences, obstacle=obstacle), tokens, avoid)
-    return disaggregate_when_possible(Routing(prefill_window_tokens=WINDOW))(pending, list(cluster))
+def busy(made: Stage, count: int, name: str = "b") -> None:
+    """So many answers are written on decode workers."""
+    for n in range(count):
+        made.arrives(f"{name}{n}", prompt(1000))
+        if made.decisions[-1].choice is Choice.DISAGGREGATED:
+            made.prefilled(f"{name}{n}", tokens=1000)
+        made.first_token(f"{name}{n}")
 
 
-def pair(prefill: str, decode: str) -> Decision:
-    return Decision(Choice.DISAGGREGATED, Why.PAIR_READY, prefill=prefill, decode=decode)
+def went(made: Stage) -> tuple[Choice, Why, str | None, str | None]:
+    last = made.decisions[-1]
+    return last.choice, last.why, last.prefill, last.decode
 
 
-def whole(why: Why, name: str) -> Decision:
-    return Decision(Choice.COLOCATED, why, decode=name)
+def test_an_idle_fleet_answers_on_one_worker_which_is_sooner() -> None:
+    """No handoff, no step for the first token. There is nobody whose gaps it could stretch."""
+    made = stage("p1", "d1")
+    made.arrives("r", prompt(1000))
+    assert went(made) == (Choice.COLOCATED, Why.DECODE_SOONER, None, "d1")
 
 
-def wait(why: Why) -> Decision:
-    return Decision(Choice.WAIT, why)
+def test_a_long_prompt_does_not_go_where_it_would_stretch_gaps() -> None:
+    made = stage("p1", "d1")
+    busy(made, 1)
+    made.arrives("r", prompt(3000))
+    assert went(made) == (Choice.DISAGGREGATED, Why.PAIR_READY, "p1", "d1")
 
 
-def test_nobody_is_there() -> None:
-    assert route(fleet()) == wait(Why.NO_WORKER)
+def test_a_long_prompt_goes_there_in_chunks_where_the_budget_keeps_the_objective() -> None:
+    made = stage(facts("p1", budget=512), facts("d1", budget=512))
+    busy(made, 1)
+    made.arrives("a", prompt(3000))
+    made.arrives("b", prompt(3000))
+    assert {(each.choice, each.why) for each in made.decisions[-2:]} == {
+        (Choice.DISAGGREGATED, Why.PAIR_READY),
+        (Choice.COLOCATED, Why.DECODE_SOONER),
+    }
 
 
-@pytest.mark.parametrize(
-    ("names", "decision"),
-    [
-        (["p1", "d1"], pair("p1", "d1")),
-        (["p1", "d1", "c1"], pair("p1", "d1")),
-        (["c1"], whole(Why.NO_PREFILL_WORKER, "c1")),
-        (["d1"], whole(Why.NO_PREFILL_WORKER, "d1")),
-        (["p1"], whole(Why.NO_DECODE_WORKER, "p1")),
-        (["c1", "d1"], whole(Why.NO_PREFILL_WORKER, "c1")),
-        (["c1", "p1"], whole(Why.NO_DECODE_WORKER, "c1")),
-    ],
-)
-def test_a_pair_where_there_is_one_else_one_worker(names: list[str], decision: Decision) -> None:
-    assert route(fleet(*(worker(name) for name in names))) == decision
+def test_what_waits_for_prefill_may_be_read_beside_sooner() -> None:
+    made = stage("p1", "d1")
+    busy(made, 1)
+    made.arrives("long", prompt(3000))
+    made.arrives("short", prompt(300))
+    assert went(made) == (Choice.COLOCATED, Why.DECODE_SOONER, None, "d1")
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "hand_over"),
-    [
-        (Dialect.NIXL, Dialect.NIXL, True),
-        (Dialect.SGLANG, Dialect.SGLANG, True),
-        (Dialect.NIXL, Dialect.SGLANG, False),
-        (None, None, False),
-        (Dialect.NIXL, None, False),
-    ],
-)
-def test_only_workers_of_one_dialect_are_a_pair(one: Dialect | None, other: Dialect | None, hand_over: bool) -> None:
-    decision = route(fleet(worker("p1", dialect=one), worker("d1", dialect=other)))
-    assert decision == (pair("p1", "d1") if hand_over else whole(Why.NO_PAIR, "d1"))
+def test_a_short_one_may_go_before_a_long_one_that_waits() -> None:
+    made = stage("p1", "d1")
+    busy(made, 1)
+    made.arrives("a", prompt(3000))
+    made.arrives("b", prompt(3000))
+    assert went(made)[0] is Choice.WAIT
+    assert made.arrives("c", prompt(300)) == [do.SendWhole(request="c", attempt=1, worker="d1")]
+    assert made.controller.waiting_requests() == 1
 
 
-@pytest.mark.parametrize("why", [Why.N_CHOICES, Why.PROMPT_LIST])
-def test_an_obstacle_keeps_the_request_on_one_worker(why: Why) -> None:
-    assert route(fleet(worker("p1"), worker("d1")), obstacle=why) == whole(why, "d1")
+def test_one_at_a_time_is_read_beside_as_far_as_gaps_allow() -> None:
+    made = stage("p1", "d1")
+    busy(made, 1)
+    made.arrives("long", prompt(3000))
+    made.arrives("a", prompt(700))
+    made.arrives("b", prompt(700))
+    assert went(made)[:2] == (Choice.WAIT, Why.PREFILL_BUSY)
 
 
-def test_prefill_goes_where_fewest_tokens_wait_then_fewest_sequences_then_by_name() -> None:
-    cluster = fleet(worker("p1"), worker("p2"), worker("p3"), worker("d1"))
-    assert route(cluster) == pair("p1", "d1")
-    load(cluster, "p1", prefill=10)
-    assert route(cluster) == pair("p2", "d1")
-    load(cluster, "p2", prefill=0)
-    assert route(cluster) == pair("p3", "d1")
-    load(cluster, "p3", prefill=20)
-    load(cluster, "p2", prefill=15)
-    assert route(cluster) == pair("p1", "d1")
+def test_room_for_the_answer_is_part_of_the_choice() -> None:
+    """No decode worker has KV left: the one that reads it writes it, if that does not hold up its reading."""
+    made = stage(facts("p1", budget=512), facts("d1", budget=512, kv=2400))
+    busy(made, 1)
+    made.arrives("r", prompt(1500))
+    assert went(made) == (Choice.COLOCATED, Why.DECODE_FULL, None, "p1")
 
 
-def test_decode_goes_where_fewest_sequences_run_then_least_kv_then_by_name() -> None:
-    cluster = fleet(worker("p1"), worker("d1"), worker("d2"))
-    assert route(cluster) == pair("p1", "d1")
-    load(cluster, "d1", kv=10)
-    assert route(cluster) == pair("p1", "d2")
-    load(cluster, "d2", kv=5)
-    assert route(cluster) == pair("p1", "d2")
-    load(cluster, "d2", kv=5)
-    assert route(cluster) == pair("p1", "d1")
+def test_a_prefill_worker_whose_steps_are_long_writes_nothing() -> None:
+    made = stage(facts("p1", budget=8192), facts("d1", budget=8192, kv=2400))
+    busy(made, 1)
+    made.arrives("r", prompt(1500))
+    assert went(made)[:2] == (Choice.WAIT, Why.DECODE_BUSY)
 
 
-@pytest.mark.parametrize(
-    ("given", "tokens", "goes"), [(0, 50_000, True), (900, 100, True), (900, 101, False), (1, WINDOW, False)]
-)
-def test_the_window_of_a_prefill_worker(given: int, tokens: int, goes: bool) -> None:
-    cluster = fleet(worker("p1"), worker("d1"))
-    if given:
-        load(cluster, "p1", prefill=given)
-    assert route(cluster, tokens) == (pair("p1", "d1") if goes else wait(Why.PREFILL_BUSY))
+def test_one_that_changed_its_role_reads_in_its_old_answers_gaps() -> None:
+    made = stage("p1", "d1", "d2")
+    busy(made, 2)
+    writes = next(name for name in ("d1", "d2") if made.worker(name).sequences)
+    made.asks(writes, Role.PREFILL)
+    made.arrives("x", prompt(3000))
+    assert went(made)[2] == "p1"
+    made.arrives("y", prompt(3000))
+    assert went(made)[2:] != (writes, None)
 
 
-def test_a_full_decode_pool_makes_it_wait_before_anything_is_prefilled() -> None:
-    cluster = fleet(worker("p1"), worker("d1", slots=1))
-    load(cluster, "d1")
-    assert route(cluster) == wait(Why.DECODE_BUSY)
+def test_who_holds_the_beginning_reads_less() -> None:
+    made = stage("p1", "p2", "d1")
+    shared = RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=16_000, prefix=tuple(range(7)))
+    busy(made, 1)
+    made.arrives("a", shared)
+    first = made.decisions[-1].prefill
+    made.prefilled("a", tokens=4000)
+    made.arrives("other", prompt(1000))
+    made.arrives("b", shared)
+    assert made.decisions[-1].prefill == first
+    assert made.decisions[-1].cached_tokens == 7 * 512
 
 
-def test_prefill_slots_count_too() -> None:
-    cluster = fleet(worker("p1", slots=1), worker("d1"))
-    load(cluster, "p1")
-    assert route(cluster) == wait(Why.PREFILL_BUSY)
+def test_a_popular_beginning_does_not_pin_one_worker() -> None:
+    made = stage("p1", "p2", "p3", "d1")
+    shared = RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=8_000, prefix=(1,))
+    busy(made, 1)
+    chosen = set()
+    for n in range(6):
+        made.arrives(f"r{n}", shared)
+        chosen.add(made.decisions[-1].prefill)
+    assert len(chosen - {None}) == 3
 
 
-def test_an_engine_that_does_not_tell_its_slots_has_many() -> None:
-    cluster = fleet(worker("p1"), worker("d1", slots=None))
-    load(cluster, "d1", sequences=255)
-    assert route(cluster) == pair("p1", "d1")
-    load(cluster, "d1")
-    assert route(cluster) == wait(Why.DECODE_BUSY)
+def test_a_miss_goes_by_load_and_not_to_the_emptiest_cache() -> None:
+    made = stage("p1", "p2", "d1")
+    busy(made, 1)
+    hot = RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=12_000, prefix=tuple(range(5)))
+    made.arrives("a", hot)
+    first = made.decisions[-1].prefill
+    made.prefilled("a", tokens=3000)
+    made.arrives("busy", prompt(2500))
+    other = made.decisions[-1].prefill
+    made.arrives("miss", RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=12_000, prefix=(77,)))
+    assert made.decisions[-1].prefill == ({"p1", "p2"} - {other}).pop()
+    assert first in ("p1", "p2")
 
 
-def test_a_colocated_worker_takes_what_the_pairs_have_no_room_for() -> None:
-    cluster = fleet(worker("p1"), worker("d1"), worker("c1", slots=1))
-    load(cluster, "p1", prefill=WINDOW)
-    assert route(cluster) == whole(Why.PREFILL_BUSY, "c1")
-    load(cluster, "c1")
-    assert route(cluster) == wait(Why.PREFILL_BUSY)
+def test_each_choice_tells_what_the_others_would_have_cost() -> None:
+    made = stage("p1", "d1")
+    made.arrives("r", prompt(1000))
+    forecast = made.decisions[-1].forecast
+    assert forecast is not None
+    assert forecast.decode_s == pytest.approx(0.040, abs=1e-3)
+    assert forecast.pair_s == pytest.approx(0.040 + 0.006 + 0.015, abs=2e-3)
 
 
-def test_a_full_pair_does_not_spill_onto_its_own_workers() -> None:
-    cluster = fleet(worker("p1"), worker("d1"))
-    load(cluster, "p1", prefill=WINDOW)
-    assert route(cluster) == wait(Why.PREFILL_BUSY)
+def test_without_costs_the_least_loaded_is_chosen() -> None:
+    made = Stage(facts("p1"), facts("d1"))
+    made.arrives("r", prompt(1000))
+    assert went(made) == (Choice.DISAGGREGATED, Why.PAIR_READY, "p1", "d1")
+    assert made.decisions[-1].forecast is None
 
 
-def test_one_worker_is_the_one_with_least_to_read_then_fewest_sequences() -> None:
-    cluster = fleet(worker("c1"), worker("c2"))
-    load(cluster, "c1", prefill=100)
-    load(cluster, "c2", sequences=5)
-    assert route(cluster) == whole(Why.NO_PREFILL_WORKER, "c2")
-    load(cluster, "c2", prefill=100)
-    assert route(cluster) == whole(Why.NO_PREFILL_WORKER, "c1")
-
-
-def test_a_decode_server_that_cannot_read_a_prompt_is_never_given_one() -> None:
-    assert route(fleet(worker("d1", serves_whole=False))) == wait(Why.NO_PREFILL_WORKER)
-    both = fleet(worker("d1", serves_whole=False), worker("p1", dialect=None))
-    assert route(both) == whole(Why.NO_PAIR, "p1")
-
-
-@pytest.mark.parametrize(
-    ("running", "sequences", "goes"), [(0, 3, True), (0, 9, True), (1, 3, True), (2, 3, False), (1, 9, False)]
-)
-def test_all_answers_of_a_request_need_room(running: int, sequences: int, goes: bool) -> None:
-    cluster = fleet(worker("c1", slots=4))
-    if running:
-        load(cluster, "c1", sequences=running)
-    decision = route(cluster, sequences=sequences, obstacle=Why.N_CHOICES)
-    assert decision == (whole(Why.N_CHOICES, "c1") if goes else wait(Why.WORKERS_BUSY))
-
-
-# Workers on which the request failed already
-
-
-def test_the_workers_it_failed_on_are_avoided() -> None:
-    cluster = fleet(*(worker(name) for name in ("p1", "p2", "d1", "d2")))
-    load(cluster, "p2", prefill=500)
-    load(cluster, "d2", sequences=5)
-    assert route(cluster, avoid=frozenset({"p1", "d1"})) == pair("p2", "d2")
-
-
-def test_they_are_taken_rather_than_none() -> None:
-    cluster = fleet(worker("p1"), worker("d1"))
-    assert route(cluster, avoid=frozenset({"p1", "d1"})) == pair("p1", "d1")
-    assert route(fleet(worker("c1")), avoid=frozenset({"c1"})) == whole(Why.NO_PREFILL_WORKER, "c1")
-
-
-def test_they_are_taken_where_no_other_has_a_partner() -> None:
-    """The other prefill worker has its window free, and nobody who could read its KV."""
-    cluster = fleet(worker("p1"), worker("p2", dialect=Dialect.SGLANG), worker("d1"))
-    assert route(cluster, avoid=frozenset({"p1"})) == pair("p1", "d1")
-
-
-def test_a_prefill_worker_without_a_partner_does_not_blur_the_reason() -> None:
-    cluster = fleet(worker("p1"), worker("p2", dialect=Dialect.SGLANG), worker("d1"))
-    load(cluster, "p1", prefill=WINDOW)
-    assert route(cluster) == wait(Why.PREFILL_BUSY)
-
-
-def test_avoiding_beats_colocated_first() -> None:
-    cluster = fleet(worker("c1"), worker("d1"))
-    assert route(cluster, avoid=frozenset({"c1"})) == whole(Why.NO_PREFILL_WORKER, "d1")
-
-
-# Another decode worker for a prompt that is read
-
-
-def pick(cluster: Cluster, avoid: frozenset[str] = frozenset()) -> str | None:
-    workers: list[Worker] = list(cluster)
-    return least_loaded_decode(Pending(prompt(), 100, avoid), cluster["p1"], workers)
-
-
-def test_another_decode_worker_is_the_least_loaded_that_can_read_it() -> None:
-    cluster = fleet(worker("p1"), worker("c1"), worker("d1", dialect=Dialect.SGLANG), worker("d2"), worker("d3", slots=1))
-    assert pick(cluster) == "d2"
-    load(cluster, "d2")
-    assert pick(cluster) == "d3"
-    load(cluster, "d3")
-    assert pick(cluster) == "d2"
-    assert pick(cluster, frozenset({"d2"})) == "d2", "rather than none"
-    load(cluster, "d2", sequences=7)
-    assert pick(cluster) is None
-
-
-def test_the_role_counts_and_not_the_flag_it_was_started_with() -> None:
-    cluster = fleet(worker("p1"), worker("c1"))
-    cluster["c1"].role = Role.DECODE
-    assert pick(cluster) == "c1"
-    assert route(cluster) == pair("p1", "c1")
+def test_an_engine_that_says_it_is_full_gets_nothing_while_that_is_fresh() -> None:
+    made = stage("p1", "d1", "d2")
+    made.tell(on.LoadReported(at=0.0, worker="d1", kv_used_ratio=1.0))
+    made.arrives("r", prompt(1000))
+    assert went(made)[3] == "d2"
+    made.at = 60.0
+    made.finishes("r", usage=Usage(prompt_tokens=1000, completion_tokens=2))
+    made.arrives("s", prompt(1000))
+    assert went(made)[3] == "d1"

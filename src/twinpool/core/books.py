@@ -11,21 +11,23 @@ import msgspec
 from twinpool.config import Routing
 from twinpool.core.cluster import Cluster
 from twinpool.core.handles import Handles
+from twinpool.core.law import Law
 from twinpool.core.lifecycle import ENDS, RequestState
 from twinpool.core.model import Leg
 from twinpool.core.pairs import Pairs
 from twinpool.core.policies import Policies
 from twinpool.core.requests import Request
-from twinpool.core.snapshot import Snapshot, encode_snapshot
+from twinpool.core.snapshot import BalanceRecord, Snapshot, encode_snapshot
 from twinpool.core.waiting import Waiting
 
 
 class Books:
     """`wakeup` is the earliest time at which something may be due."""
 
-    def __init__(self, policies: Policies, rules: Routing, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, policies: Policies, rules: Routing, law: Law, snapshot: Snapshot | None = None) -> None:
         self.policies = policies
         self.rules = rules
+        self.law = law
         self.is_draining = False
         self.wakeup: float | None = None
         self.cluster = Cluster()
@@ -33,6 +35,7 @@ class Books:
         self.waiting = Waiting()
         self.handles = Handles()
         self.pairs = Pairs(self.cluster, rules)
+        self.balance = BalanceRecord()
         if snapshot is not None:
             self._recall(snapshot)
 
@@ -46,6 +49,8 @@ class Books:
                 waiting=self.waiting.remember(),
                 handles=self.handles.remember(),
                 pairs=self.pairs.remember(),
+                balance=self.balance,
+                learnt=self.policies.learner.remember(),
                 prompt_lengths=self.policies.prompt_lengths.remember(),
             )
         )
@@ -58,6 +63,8 @@ class Books:
         self.waiting = Waiting(snapshot.waiting, self.requests)
         self.handles = Handles(snapshot.handles)
         self.pairs = Pairs(self.cluster, self.rules, snapshot.pairs)
+        self.balance = snapshot.balance
+        self.policies.learner.recall(snapshot.learnt)
         self.policies.prompt_lengths.recall(snapshot.prompt_lengths)
 
     def current(self, request: str, attempt: int) -> Request | None:

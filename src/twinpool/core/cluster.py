@@ -4,13 +4,15 @@ Load is counted at selection and given back at the end of the leg, by one entry 
 check, no loss and return of the worker. So a worker that was just chosen never looks idle to the next request.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from twinpool.core.lifecycle import PairState, WorkerMove, WorkerState, WorkerStory
-from twinpool.core.model import Incarnation, Leg, Role, WorkerFacts
+from twinpool.core.meters import NEWBORN_LEGS, Mark, Meter, ReadingSeen, WritingSeen
+from twinpool.core.model import Incarnation, Leg, Role, WorkerFacts, kind_of
 
 
 class LegKey(NamedTuple):
@@ -31,6 +33,26 @@ class WorkerView(Protocol):
         """Prompt tokens given to it and not known to be read yet."""
 
     @property
+    def is_held(self) -> bool:
+        """A person chose its role, and has not let it go."""
+
+    @property
+    def reading(self) -> int:
+        """Prefill legs it has."""
+
+    @property
+    def read_work_s(self) -> float:
+        """What its unread prompts were thought to take when they were given to it."""
+
+    @property
+    def read_until(self) -> float:
+        """When they will be read, if that was right."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def meter(self) -> Meter: ...
+    @property
     def kv_tokens(self) -> int:
         """Prompt tokens whose KV its running sequences hold or will hold."""
 
@@ -42,6 +64,14 @@ class WorkerView(Protocol):
     def is_paused(self) -> bool:
         """It asked to be left alone for a while: it has no room now, but it is there."""
 
+    @property
+    def kv_used_ratio(self) -> float:
+        """As the engine itself said at `kv_used_at`; 0 where it has not."""
+
+    @property
+    def kv_used_at(self) -> float: ...
+    @property
+    def proved_partners(self) -> int: ...
     @property
     def partners(self) -> Mapping[str, PairState]:
         """Workers that it could hand a prompt's KV to, and whether it may."""
@@ -60,6 +90,14 @@ class Worker(msgspec.Struct, eq=False, omit_defaults=True):
     prefill_tokens: int = 0
     kv_tokens: int = 0
     sequences: int = 0
+    kind: str = ""
+    is_held: bool = False  # a person chose its role, and has not let it go
+    kv_used_ratio: float = 0.0  # as the engine said at `kv_used_at`
+    kv_used_at: float = 0.0
+    reading: int = 0
+    read_work_s: float = 0.0
+    read_until: float = 0.0
+    meter: Meter = msgspec.field(default_factory=Meter)
     # kept by `pairs`
     partners: dict[str, PairState] = {}  # as one that prefills, in the order of their ids
     proved_partners: int = 0
@@ -76,9 +114,12 @@ class Worker(msgspec.Struct, eq=False, omit_defaults=True):
             self.lose()
             self.paused_until = 0.0
             self.is_told_to_drain = False
-        if facts.role is not self.facts.role:
+            self.meter.newborn = NEWBORN_LEGS
+        if facts.role is not self.facts.role:  # as declared anew: that is later than what was asked for
             self.role = facts.role
+            self.is_held = False
         self.facts = facts
+        self.kind = kind_of(facts)
         self.engine = _engine(facts)
         if self.story.state is WorkerState.LOST:
             self.story.move(WorkerMove.RETURN)
@@ -103,6 +144,8 @@ class Load(msgspec.Struct, eq=False):
     prefill_tokens: int
     kv_tokens: int
     sequences: int
+    work_s: float = 0.0
+    is_begun: bool = False  # its first token came
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
@@ -118,6 +161,10 @@ class Cluster:
     def __init__(self, record: ClusterRecord = ClusterRecord()) -> None:  # noqa: B008  frozen
         self._workers = {worker.facts.worker: worker for worker in record.workers}
         self._loads = {load.leg: load for load in record.loads}
+        self._routable: dict[str, list[Worker]] = {}  # as of the last change of anything but load
+        self._pauses_end = inf
+        self._flexible: list[str] | None = None
+        self.at = 0.0  # of the event that is being handled
 
     def remember(self) -> ClusterRecord:
         return ClusterRecord(list(self._workers.values()), list(self._loads.values()))
@@ -134,10 +181,14 @@ class Cluster:
     def join(self, facts: WorkerFacts) -> Worker:
         """Add a worker. Workers are kept in the order of their ids, so that ties end the same way however they joined. One that
         was removed and is back has its legs that go on."""
-        worker = Worker(facts, _engine(facts), facts.role, WorkerStory(f"worker {facts.worker}", WorkerState.READY))
+        worker = Worker(
+            facts, _engine(facts), facts.role, WorkerStory(f"worker {facts.worker}", WorkerState.READY), kind=kind_of(facts)
+        )
         for load in self._loads.values():
             if load.worker == facts.worker:
                 _weigh(worker, load)
+                if load.is_begun:
+                    worker.meter.begin(self.at, load.sequences, load.kv_tokens)
         self._workers[facts.worker] = worker
         self._workers = dict(sorted(self._workers.items()))
         return worker
@@ -146,46 +197,108 @@ class Cluster:
         """Forget the worker; the legs it still has keep their load until they end."""
         del self._workers[worker]
 
-    def routable(self, model: str, at: float) -> list[Worker]:
+    def routable(self, model: str, at: float) -> Sequence[Worker]:
         """The workers that are there for a new request for `model`, in the order of their ids; some may be paused."""
-        found = []
-        for worker in self._workers.values():
-            if worker.story.state is WorkerState.READY and model in worker.facts.models:
-                is_paused = worker.paused_until > at
-                if is_paused is not worker.is_paused:  # 64 workers a request: to look costs less than to write
-                    worker.is_paused = is_paused
-                found.append(worker)
+        found = self._routable.get(model)
+        if found is None or at >= self._pauses_end:
+            self._pauses_end = inf
+            found = self._routable[model] = []
+            for worker in self._workers.values():
+                worker.is_paused = worker.paused_until > at
+                if worker.is_paused:
+                    self._pauses_end = min(self._pauses_end, worker.paused_until)
+                if worker.story.state is WorkerState.READY and model in worker.facts.models:
+                    found.append(worker)
         return found
+
+    def has_changed(self) -> None:
+        """Something other than load did: who is there must be looked up again."""
+        self._routable.clear()
+        self._flexible = None
+
+    def flexible_kinds(self) -> Sequence[str]:
+        """Of the workers that may stand in either pool."""
+        if self._flexible is None:
+            both = (Role.PREFILL, Role.DECODE)
+            able = [worker for worker in self._workers.values() if all(role in worker.facts.allowed_roles for role in both)]
+            self._flexible = sorted({worker.kind for worker in able})
+        return self._flexible
 
     def has_ready(self, model: str) -> bool:
         """Whether any worker is up for the model, busy or not."""
         return any(w.story.state is WorkerState.READY and model in w.facts.models for w in self._workers.values())
 
-    def take(self, key: LegKey, worker: Worker, *, prefill_tokens: int = 0, kv_tokens: int = 0, sequences: int = 1) -> None:
-        """Count the leg's load on the worker, from its selection on. A leg is counted once."""
+    def take(
+        self,
+        key: LegKey,
+        worker: Worker,
+        *,
+        prefill_tokens: int = 0,
+        kv_tokens: int = 0,
+        sequences: int = 1,
+        work_s: float = 0.0,
+    ) -> None:
+        """Count the leg's load on the worker, from its selection on; `work_s` is what its prompt should take to be read. A leg
+        is counted once."""
         if key in self._loads:
             raise KeyError(f"{key} has its load already")
-        load = self._loads[key] = Load(key, worker.facts.worker, prefill_tokens, kv_tokens, sequences)
+        if prefill_tokens:
+            if not worker.prefill_tokens:
+                worker.meter.has_to_read(self.at)
+            worker.read_until = max(worker.read_until, self.at) + work_s
+        load = self._loads[key] = Load(key, worker.facts.worker, prefill_tokens, kv_tokens, sequences, work_s)
         _weigh(worker, load)
 
-    def prompt_read(self, key: LegKey) -> None:
-        """The leg's prompt is read: only its sequence and its KV weigh on."""
+    def prompt_read(self, key: LegKey, tokens: int, cached: int) -> ReadingSeen | None:
+        """The leg's prompt is read, `tokens` of it anew; what this showed of the worker's speed, if anything. Of its load, only
+        its sequences and its KV weigh on."""
         load = self._loads[key]
         worker = self._workers.get(load.worker)
+        seen = None
         if worker is not None:
-            worker.prefill_tokens -= load.prefill_tokens
+            self._unread(worker, load)
+            seen = worker.meter.read(self.at, tokens, cached, is_last=not worker.prefill_tokens)
         load.prefill_tokens = 0
+        load.work_s = 0.0
+        return seen
+
+    def begun(self, key: LegKey) -> Mark | None:
+        """The leg's first token came: from here on it is written."""
+        load = self._loads[key]
+        worker = self._workers.get(load.worker)
+        if worker is None or load.is_begun:
+            return None
+        load.is_begun = True
+        worker.meter.begin(self.at, load.sequences, load.kv_tokens)
+        return worker.meter.mark()
+
+    def written(self, key: LegKey, mark: Mark) -> WritingSeen | None:
+        """The leg's last token came: what this showed of its worker's speed, if anything."""
+        load = self._loads[key]
+        worker = self._workers.get(load.worker)
+        return worker.meter.since_mark(mark, self.at) if worker is not None and load.is_begun else None
 
     def give_back(self, key: LegKey) -> None:
         """The leg has ended. Exactly once: a second time raises `KeyError`."""
         load = self._loads.pop(key)
         worker = self._workers.get(load.worker)
         if worker is not None:
-            worker.prefill_tokens -= load.prefill_tokens
+            self._unread(worker, load)
             worker.kv_tokens -= load.kv_tokens
             worker.sequences -= load.sequences
+            worker.reading -= key.leg is Leg.PREFILL
+            if load.is_begun:
+                worker.meter.end(self.at, load.sequences, load.kv_tokens)
 
-    def holds(self, key: LegKey) -> bool:
+    def _unread(self, worker: Worker, load: Load) -> None:
+        """Its prompt does not wait any more, and the clock of what does is set anew."""
+        if not load.prefill_tokens:
+            return
+        worker.prefill_tokens -= load.prefill_tokens
+        worker.read_work_s = worker.read_work_s - load.work_s if worker.prefill_tokens else 0.0
+        worker.read_until = self.at + worker.read_work_s
+
+    def holds(self, key: tuple[str, int, Leg]) -> bool:
         return key in self._loads
 
     def legs_on(self, worker: str) -> list[LegKey]:
@@ -211,5 +324,7 @@ def _engine(facts: WorkerFacts) -> Incarnation:
 
 def _weigh(worker: Worker, load: Load) -> None:
     worker.prefill_tokens += load.prefill_tokens
+    worker.read_work_s += load.work_s
+    worker.reading += load.leg.leg is Leg.PREFILL
     worker.kv_tokens += load.kv_tokens
     worker.sequences += load.sequences

@@ -5,7 +5,7 @@ A handle never appears in one: the driver keeps it under (request, attempt), so 
 
 import msgspec
 
-from twinpool.core.decisions import Decision
+from twinpool.core.decisions import Balanced, Decision, WhyBalance
 from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Leg, Role
 from twinpool.errors import Reason
@@ -103,9 +103,18 @@ class ProveHandoff(_Command, frozen=True):
 
 
 class RecordRole(_Command, frozen=True):
+    """The worker stands in another pool from now on."""
+
     worker: str
     role: Role
-    reason: str
+    reason: WhyBalance
+
+
+class RecordBalance(_Command, frozen=True):
+    """What balance found, where that is something new; a change that it proposes is only advice unless a `RecordRole`
+    follows."""
+
+    balanced: Balanced
 
 
 class RecordPair(_Command, frozen=True):
@@ -132,5 +141,6 @@ Command = (
     | ProbeWorker
     | ProveHandoff
     | RecordRole
+    | RecordBalance
     | RecordPair
 )

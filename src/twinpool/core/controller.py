@@ -18,32 +18,44 @@ from twinpool.core import request_events as requests
 from twinpool.core import worker_events as workers
 from twinpool.core.books import Books
 from twinpool.core.cluster import Cluster
-from twinpool.core.decisions import Why
+from twinpool.core.decisions import Balanced, Why
 from twinpool.core.dispatching import dispatch, send_canaries
 from twinpool.core.endings import cancel_legs, fail, refuse, release
+from twinpool.core.law import Law
 from twinpool.core.lifecycle import HandleState, RequestState
 from twinpool.core.model import RequestFacts
 from twinpool.core.pairs import Pair
 from twinpool.core.policies import Policies
+from twinpool.core.rebalancing import tick_if_due
 from twinpool.core.snapshot import Snapshot
 from twinpool.errors import Reason
 
 _UNANSWERED = frozenset({RequestState.PREFILLING, RequestState.DECODING, RequestState.PAIRED, RequestState.SERVING})
 """Legs are out, and the client has nothing yet: its deadline still runs."""
 
+_LOAD_ONLY = frozenset({on.RequestArrived, on.PrefillFinished, on.FirstTokenArrived, on.RequestFinished, on.ClientLeft})
+"""Events that change no worker in anything but its load: most of them all."""
+
 
 class Controller:
     """`handle` one event after the other; ask `next_wakeup` when to send the next `TimePassed`."""
 
-    def __init__(self, policies: Policies, rules: Routing, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, policies: Policies, rules: Routing, snapshot: Snapshot | None = None, law: Law = Law()) -> None:  # noqa: B008  frozen
         """With a snapshot it goes on where another controller stood; the snapshot's records are its own from now on."""
-        self._books = Books(policies, rules, snapshot)
+        self._books = Books(policies, rules, law, snapshot)
 
     def handle(self, event: on.Event) -> list[do.Command]:
         """Take in one event and say what must be done now. Stale news (of an ended request, of an attempt that was given
         up, of a worker that is gone) changes nothing."""
         out: list[do.Command] = []
+        cluster = self._books.cluster
+        cluster.at = event.at
+        if type(event) in _LOAD_ONLY:
+            _HANDLERS[type(event)](self._books, event, out)
+            return out
+        cluster.has_changed()
         _HANDLERS[type(event)](self._books, event, out)
+        cluster.has_changed()
         return out
 
     def next_wakeup(self) -> float | None:
@@ -93,6 +105,10 @@ class Controller:
         """Whether it keeps KV for us."""
         return self._books.handles.any_on(worker)
 
+    def balanced(self) -> Balanced | None:
+        """What balance found when it last looked."""
+        return self._books.balance.last
+
     def pairs(self) -> Iterable[Pair]:
         """Every two workers that could hand over, in that direction."""
         return self._books.pairs
@@ -114,6 +130,7 @@ def _time_passed(books: Books, event: on.TimePassed, out: list[do.Command]) -> N
         if worker.paused_until > event.at:
             books.alarm(worker.paused_until)
     send_canaries(books, event.at, out)
+    tick_if_due(books, event.at, out)
     dispatch(books, event.at, out)
 
 
@@ -156,6 +173,8 @@ _HANDLERS: Mapping[type, Callable[[Books, Any, list[do.Command]], None]] = {
     on.WorkerRemoved: workers.worker_removed,
     on.DrainAsked: workers.drain_asked,
     on.RoleAsked: workers.role_asked,
+    on.RoleReleased: workers.role_released,
+    on.LoadReported: workers.load_reported,
     on.GatewayDrained: _gateway_drained,
     on.TimePassed: _time_passed,
 }

@@ -7,26 +7,41 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.books import Books
 from twinpool.core.cluster import Worker
-from twinpool.core.decisions import Choice, Decision
+from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.endings import release, retry
 from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
 from twinpool.core.model import Dialect, Leg
 from twinpool.core.pairs import Pair
 from twinpool.core.requests import Request
 
+_LOOKED_AT = 64
+"""Of those that wait: enough for every worker to find a prompt that fits."""
+
 
 def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
-    """Send on its way whoever can go."""
+    """Send on its way whoever can go. While the first one waits, a shorter one behind it may go where the first has no use for
+    the room: to be read beside what a worker writes. (One as long as another that could not is not asked.)"""
     for lane in books.waiting.lanes():
-        while (request := books.waiting.head(lane)) is not None:
-            decision = books.policies.route(request.pending(), books.cluster.routable(lane.model, at))
-            if decision.choice is Choice.WAIT:
-                if not request.shown_waiting:
-                    request.shown_waiting = True
-                    out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+        workers = books.cluster.routable(lane.model, at)
+        ahead = 0
+        shortest: int | None = None
+        for request in books.waiting.first(lane, _LOOKED_AT):
+            if shortest is not None and request.prompt_tokens >= shortest:
+                ahead += request.prompt_tokens
+                continue
+            decision = books.policies.route(request.pending(at, ahead), workers)
+            is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
+            if decision.choice is not Choice.WAIT and is_let_by:
+                books.waiting.remove(request)
+                _start(books, request, decision, out)
+                continue
+            if not request.shown_waiting and decision.choice is Choice.WAIT:
+                request.shown_waiting = True
+                out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+            if decision.forecast is None:
                 break
-            books.waiting.remove(request)
-            _start(books, request, decision, out)
+            shortest = request.prompt_tokens
+            ahead += request.prompt_tokens
 
 
 def _start(books: Books, request: Request, decision: Decision, out: list[do.Command]) -> None:
@@ -34,6 +49,8 @@ def _start(books: Books, request: Request, decision: Decision, out: list[do.Comm
     request.shown_waiting = False
     request.counted_tokens = None
     tokens, sequences = request.prompt_tokens, request.facts.sequences
+    request.cached_tokens = min(decision.cached_tokens, tokens - 1)
+    unread = tokens - request.cached_tokens
     out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
     if decision.decode is None:
         raise ValueError(f"{decision} names no worker to decode on")
@@ -45,16 +62,17 @@ def _start(books: Books, request: Request, decision: Decision, out: list[do.Comm
         books.cluster.take(
             request.key(Leg.WHOLE),
             decode,
-            prefill_tokens=tokens,
+            prefill_tokens=unread,
             kv_tokens=tokens * sequences,
             sequences=sequences,
+            work_s=decision.read_s,
         )
         _send(books, request, Leg.WHOLE, out)
         return
     prefill = books.cluster[decision.prefill]
     request.prefill = prefill.engine
     request.dialect = prefill.facts.dialect
-    books.cluster.take(request.key(Leg.PREFILL), prefill, prefill_tokens=tokens)
+    books.cluster.take(request.key(Leg.PREFILL), prefill, prefill_tokens=unread, work_s=decision.read_s)
     books.cluster.take(request.key(Leg.DECODE), decode, kv_tokens=tokens)
     if request.dialect is Dialect.SGLANG:
         request.story.move(RequestMove.PAIR)
@@ -99,7 +117,7 @@ def _other_decode(books: Books, request: Request, prefill: str, at: float) -> Wo
     if holder is None:
         return None
     workers = books.cluster.routable(request.facts.model, at)
-    chosen = books.policies.pick_decode(request.pending(), holder, workers)
+    chosen = books.policies.pick_decode(request.pending(at), holder, workers)
     return None if chosen is None else books.cluster[chosen]
 
 

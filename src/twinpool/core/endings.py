@@ -19,6 +19,8 @@ _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
 }
 """What the client gets for each refusal: status, reason, Retry-After in seconds."""
 
+_LEGS = tuple(Leg)
+
 
 def retry(books: Books, request: Request, at: float, out: list[do.Command], *, waits_anew: bool = True) -> None:
     """Back to the head of the queue, if the request has time left. A worker that was busy or away cost no time worth a
@@ -79,10 +81,10 @@ def cancel_legs(request: Request, out: list[do.Command]) -> None:
 
 def _give_back(books: Books, request: Request) -> None:
     """Whatever this attempt still weighs on any worker."""
-    for leg in Leg:
-        key = request.key(leg)
-        if books.cluster.holds(key):
-            books.cluster.give_back(key)
+    holds, name, attempt = books.cluster.holds, request.id, request.attempt
+    for leg in _LEGS:
+        if holds((name, attempt, leg)):
+            books.cluster.give_back(request.key(leg))
 
 
 def release(books: Books, request: Request, out: list[do.Command]) -> None:

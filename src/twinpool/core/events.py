@@ -110,10 +110,27 @@ class DrainAsked(_Event, frozen=True):
 
 
 class RoleAsked(_Event, frozen=True):
-    """A person asked for this role; it holds until the next one asks."""
+    """A person asked for this role; it holds until the next one asks, or lets go of it."""
 
     worker: str
     role: Role
+
+
+class RoleReleased(_Event, frozen=True):
+    """A person lets go of the role they asked for: balance may change it again."""
+
+    worker: str
+
+
+class LoadReported(_Event, frozen=True):
+    """What an engine says of its own load, `age_s` seconds before `at`: others may use it too. None for what it does not
+    tell."""
+
+    worker: str
+    age_s: float = 0.0
+    running: int | None = None
+    waiting: int | None = None
+    kv_used_ratio: float | None = None
 
 
 class GatewayDrained(_Event, frozen=True):
@@ -139,6 +156,8 @@ Event = (
     | WorkerRemoved
     | DrainAsked
     | RoleAsked
+    | RoleReleased
+    | LoadReported
     | GatewayDrained
     | TimePassed
 )

@@ -19,15 +19,17 @@ from twinpool import __version__
 from twinpool.config import Routing
 from twinpool.core.commands import Command
 from twinpool.core.events import Event
+from twinpool.core.law import Law
 from twinpool.errors import UserError
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line: the Twinpool that wrote it, the rules its controller had, and the `Controller.remember` of one that was
-    not fresh."""
+    """The first line: the Twinpool that wrote it, the rules and the law its controller had, and the `Controller.remember` of
+    one that was not fresh."""
 
     version: str
     rules: Routing
+    law: Law = Law()
     snapshot: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -11,14 +11,7 @@ import msgspec
 
 from twinpool.config import Count
 from twinpool.core.decisions import Why
-
-
-class Role(StrEnum):
-    """The pool a worker stands in. Soft state of the controller: an engine may hold work of any role."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    COLOCATED = "colocated"
+from twinpool.core.roles import Role as Role
 
 
 class Leg(StrEnum):
@@ -50,6 +43,10 @@ class Failure(StrEnum):
     HANDLE_REFUSED = "handle_refused"  # a decode said that the handle is spent, expired or not its own
     SUSPECT = "suspect"  # the first token came so late that nobody can say what KV it was written from
     MISCOUNTED = "miscounted"  # the two engines do not agree on how many tokens the prompt has
+
+
+PREFIX_BLOCK_TOKENS = 512
+"""Of a prompt, for each number of `RequestFacts.prefix`."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +90,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_role: str | None = None
 
 
+def kind_of(facts: WorkerFacts) -> str:
+    """Workers of one kind take the same time for the same work."""
+    return f"{facts.engine} tp{facts.tensor_parallel} budget {facts.budget_tokens} kv {facts.kv_capacity_tokens}"
+
+
 class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One life of a worker's engine: what must still be known of it when its leg or its handle ends."""
 
@@ -107,7 +109,9 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `prompt_chars` counts the characters of the prompt, `is_ascii` says of what kind they are: the estimate turns them into
     tokens. `obstacle` says why the request cannot be handed over between engines, None when it can. `sequences` is how many
-    answers it asks for. `max_tokens` is None when the client left it out.
+    answers it asks for. `max_tokens` is None when the client left it out. `prefix` names the prompt's beginning by blocks of
+    `PREFIX_BLOCK_TOKENS`: each number stands for all of the text up to the end of its block, for the model, its adapter and the
+    tenant's salt; it is empty where that is not known.
     """
 
     model: str
@@ -118,6 +122,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sequences: int = 1
     max_tokens: int | None = None
     obstacle: Why | None = None
+    prefix: tuple[int, ...] = ()
 
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

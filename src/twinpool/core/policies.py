@@ -6,20 +6,26 @@ Policies propose and give a reason; the controller disposes. Each is a plain fun
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from twinpool.core.cluster import WorkerView
-from twinpool.core.decisions import Decision, Why
-from twinpool.core.model import RequestFacts
+from twinpool.core.decisions import Balanced, Decision, Why
+from twinpool.core.meters import ReadingSeen, WritingSeen
+from twinpool.core.model import RequestFacts, Usage
 
 
 class Pending(NamedTuple):
     """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none.
-    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest."""
+    One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest. Those that wait
+    before it have `ahead_tokens` of prompts."""
 
     facts: RequestFacts
     prompt_tokens: int
     avoid: frozenset[str] = frozenset()
     must_continue: bool = False
     failed_handoffs: int = 0
+    at: float = 0.0
+    ahead_tokens: int = 0
 
 
 class Entrance(NamedTuple):
@@ -51,8 +57,46 @@ class PromptLengths(Protocol):
         """Know what another one had learnt."""
 
 
+class PoolView(NamedTuple):
+    """What balance may see: the workers that are well, in the order of their ids; how many requests wait, and with how many
+    prompt tokens."""
+
+    at: float
+    workers: Sequence[WorkerView]
+    waiting: int
+    waiting_tokens: int
+
+
+Balance = Callable[[PoolView, float], Balanced]
+"""The second argument: when the last role was changed."""
+
+
+class Learner(Protocol):
+    """What the policies keep in mind of what they saw: costs by kind of worker, what is asked for, who holds which
+    beginnings."""
+
+    def is_known(self, kind: str) -> bool:
+        """Whether its costs are."""
+
+    def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None: ...
+    def finished(self, facts: RequestFacts, usage: Usage) -> None: ...
+    def read(self, kind: str, seen: ReadingSeen) -> None: ...
+    def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None: ...
+    def handed_over(self, kind: str, tokens: int, seconds: float) -> None: ...
+    def holds(self, worker: str, prefix: tuple[int, ...]) -> None: ...
+    def forget(self, worker: str) -> None:
+        """Its engine is gone, and what it held."""
+
+    def remember(self) -> msgspec.Raw:
+        """All of it, for a snapshot."""
+
+    def recall(self, learnt: msgspec.Raw) -> None: ...
+
+
 class Policies(NamedTuple):
     admit: Admit
     route: Route
     pick_decode: PickDecode
     prompt_lengths: PromptLengths
+    learner: Learner
+    balance: Balance

@@ -6,8 +6,9 @@ from twinpool.core.books import Books
 from twinpool.core.dispatching import dispatch, hand_off, send_canaries
 from twinpool.core.endings import cancel_legs, end, fail, refuse, release, resume, retry
 from twinpool.core.lifecycle import RequestMove, RequestState
-from twinpool.core.model import Failure, Incarnation, Leg
+from twinpool.core.model import Failure, Incarnation, Leg, Usage
 from twinpool.core.policies import Entrance
+from twinpool.core.rebalancing import start_ticking
 from twinpool.core.requests import Request
 from twinpool.errors import Reason
 
@@ -27,6 +28,8 @@ def request_arrived(books: Books, event: on.RequestArrived, out: list[do.Command
     if event.request in books.requests:
         return
     tokens = books.policies.prompt_lengths.tokens(event.facts)
+    start_ticking(books, event.at)
+    books.policies.learner.arrived(event.at, event.facts, tokens)
     request = Request.arrived(event.request, event.facts, tokens, event.at + books.rules.request_timeout_s)
     books.requests[event.request] = request
     refusal = books.policies.admit(event.facts, Entrance(len(books.waiting), books.is_draining))
@@ -45,6 +48,7 @@ def prefill_finished(books: Books, event: on.PrefillFinished, out: list[do.Comma
     if request is None or Leg.PREFILL not in request.out:
         return
     request.out.remove(Leg.PREFILL)
+    _prompt_read(books, request, Leg.PREFILL, max(0, event.prompt_tokens - event.cached_tokens), event.cached_tokens)
     books.cluster.give_back(request.key(Leg.PREFILL))
     _learn_length(books, request, event.prompt_tokens)
     if request.story.state is RequestState.PREFILLING:
@@ -58,8 +62,12 @@ def first_token_arrived(books: Books, event: on.FirstTokenArrived, out: list[do.
         return
     request.story.move(RequestMove.FIRST_TOKEN)
     _handoff_arrived(books, request)
-    if Leg.WHOLE in request.out:
-        books.cluster.prompt_read(request.key(Leg.WHOLE))
+    is_whole = Leg.WHOLE in request.out
+    if is_whole:
+        _prompt_read(books, request, Leg.WHOLE, request.prompt_tokens - request.cached_tokens, request.cached_tokens)
+    if is_whole or Leg.DECODE in request.out:
+        request.mark = books.cluster.begun(request.key(Leg.WHOLE if is_whole else Leg.DECODE))
+    if is_whole:
         dispatch(books, event.at, out)
 
 
@@ -68,6 +76,8 @@ def request_finished(books: Books, event: on.RequestFinished, out: list[do.Comma
     if request is None or not request.story.can(RequestMove.FINISH):
         return
     _handoff_arrived(books, request)
+    if event.usage is not None:
+        _learn_speed(books, request, event, event.usage)
     for leg in (Leg.DECODE, Leg.WHOLE):
         if leg in request.out:
             request.out.remove(leg)
@@ -196,3 +206,31 @@ def handle_released(books: Books, event: on.HandleReleased, out: list[do.Command
 def _learn_length(books: Books, request: Request, prompt_tokens: int) -> None:
     if prompt_tokens > 0:
         books.policies.prompt_lengths.learn(request.facts, prompt_tokens)
+
+
+def _prompt_read(books: Books, request: Request, leg: Leg, tokens: int, cached: int) -> None:
+    """A worker has read a prompt: it holds its beginning from now on, and may have shown how fast it reads."""
+    engine = request.prefill if leg is Leg.PREFILL else request.decode
+    seen = books.cluster.prompt_read(request.key(leg), tokens, cached)
+    worker = books.cluster.get(engine.worker) if engine is not None else None
+    if worker is None:
+        return
+    if request.facts.prefix:
+        books.policies.learner.holds(worker.facts.worker, request.facts.prefix)
+    if seen is not None:
+        books.policies.learner.read(worker.kind, seen)
+
+
+def _learn_speed(books: Books, request: Request, event: on.RequestFinished, usage: Usage) -> None:
+    learner = books.policies.learner
+    learner.finished(request.facts, usage)
+    worker = books.cluster.get(request.decode.worker) if request.decode is not None else None
+    if worker is None or request.mark is None or not request.out:
+        return
+    leg = request.out[-1]
+    seen = books.cluster.written(request.key(leg), request.mark)
+    if seen is not None and usage.completion_tokens > 1 and not request.is_begun:
+        learner.wrote(worker.kind, seen, usage.completion_tokens - 1)
+    timeline = event.timeline
+    if leg is Leg.DECODE and timeline.handoff_s is not None:
+        learner.handed_over(worker.kind, usage.prompt_tokens, timeline.handoff_s)

@@ -4,6 +4,7 @@ import msgspec
 
 from twinpool.core.cluster import LegKey
 from twinpool.core.lifecycle import RequestState, RequestStory
+from twinpool.core.meters import Mark
 from twinpool.core.model import Dialect, Incarnation, Leg, RequestFacts
 from twinpool.core.policies import Pending
 
@@ -29,13 +30,15 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     waits_since: float = 0.0  # the beginning of the present wait
     shown_waiting: bool = False
     is_begun: bool = False  # the client has part of the answer
+    cached_tokens: int = 0  # of the prompt, that its reading worker should hold already
+    mark: Mark | None = None  # where its worker's sums stood at its first token
 
     @classmethod
     def arrived(cls, request: str, facts: RequestFacts, prompt_tokens: int, expires: float) -> "Request":
         return cls(request, facts, prompt_tokens, expires, expires, RequestStory(f"request {request}", RequestState.NEW))
 
-    def pending(self) -> Pending:
-        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs)
+    def pending(self, at: float, ahead_tokens: int = 0) -> Pending:
+        return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs, at, ahead_tokens)
 
     def key(self, leg: Leg) -> LegKey:
         return LegKey(self.id, self.attempt, leg)

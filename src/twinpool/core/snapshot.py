@@ -10,10 +10,20 @@ is text at once and never kept as records, which the controller would go on to c
 import msgspec
 
 from twinpool.core.cluster import ClusterRecord
+from twinpool.core.decisions import Balanced
 from twinpool.core.handles import Handle
 from twinpool.core.pairs import PairsRecord
 from twinpool.core.requests import Request
 from twinpool.errors import UserError
+
+
+class BalanceRecord(msgspec.Struct, eq=False):
+    """Where balance stands; `next_tick` is None while nothing is asked for."""
+
+    next_tick: float | None = None
+    asked_at: float = 0.0
+    changed_at: float = -1e9
+    last: Balanced | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -26,6 +36,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     waiting: list[list[str]]
     handles: list[Handle]
     pairs: PairsRecord
+    balance: BalanceRecord
+    learnt: msgspec.Raw
     prompt_lengths: dict[str, float]
 
 

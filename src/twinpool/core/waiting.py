@@ -6,6 +6,7 @@ continue them, and must not hold up those whom any worker can serve.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from twinpool.core.requests import Request
@@ -56,10 +57,9 @@ class Waiting:
         """Begun answers first: a client looks at half of one."""
         return sorted(self._queues, key=lambda lane: not lane.is_begun)
 
-    def head(self, lane: Lane) -> Request | None:
-        """Whose turn it is."""
-        queue = self._queues.get(lane)
-        return queue[0] if queue else None
+    def first(self, lane: Lane, count: int) -> list[Request]:
+        """Whose turn it is, and who comes next."""
+        return list(islice(self._queues.get(lane, ()), count))
 
 
 def _lane(request: Request) -> Lane:

@@ -4,9 +4,11 @@ from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.books import Books
 from twinpool.core.cluster import Worker
+from twinpool.core.decisions import WhyBalance
 from twinpool.core.dispatching import dispatch, send_canaries
 from twinpool.core.lifecycle import RequestState, WorkerState
 from twinpool.core.model import Failure, Incarnation, Leg, WorkerFacts
+from twinpool.core.rebalancing import change_role
 from twinpool.core.request_events import lose_leg
 from twinpool.core.requests import Request
 
@@ -22,6 +24,8 @@ def worker_joined(books: Books, event: on.WorkerJoined, out: list[do.Command]) -
         worker = books.cluster.join(facts)
     else:
         worker.learn(facts)
+    if is_new_engine:
+        books.policies.learner.forget(facts.worker)
     books.pairs.meet(worker, event.at, is_new_engine=is_new_engine)
     send_canaries(books, event.at, out)
     for request in books.waiting:  # who waited for a first worker waits for its turn now, and no longer than for that
@@ -93,13 +97,28 @@ def drain_asked(books: Books, event: on.DrainAsked, out: list[do.Command]) -> No
 
 def role_asked(books: Books, event: on.RoleAsked, out: list[do.Command]) -> None:
     worker = books.cluster.get(event.worker)
-    if worker is None or event.role not in worker.facts.allowed_roles or worker.role is event.role:
+    if worker is None or event.role not in worker.facts.allowed_roles:
         return
-    worker.role = event.role
-    out.append(do.RecordRole(worker=event.worker, role=event.role, reason="manual"))
-    books.pairs.take_roles(worker, event.at)
+    worker.is_held = True
+    if worker.role is event.role:
+        return
+    change_role(books, event.worker, event.role, WhyBalance.MANUAL, event.at, out)
     send_canaries(books, event.at, out)
     dispatch(books, event.at, out)
+
+
+def role_released(books: Books, event: on.RoleReleased, out: list[do.Command]) -> None:
+    worker = books.cluster.get(event.worker)
+    if worker is not None and worker.is_held:
+        worker.is_held = False
+        out.append(do.RecordRole(worker=event.worker, role=worker.role, reason=WhyBalance.RELEASED))
+
+
+def load_reported(books: Books, event: on.LoadReported, out: list[do.Command]) -> None:
+    worker = books.cluster.get(event.worker)
+    if worker is not None and event.kv_used_ratio is not None:
+        worker.kv_used_ratio = event.kv_used_ratio
+        worker.kv_used_at = event.at - event.age_s
 
 
 def handoff_proved(books: Books, event: on.HandoffProved, out: list[do.Command]) -> None:

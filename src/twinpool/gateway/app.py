@@ -16,6 +16,7 @@ from aiohttp import web
 
 from twinpool.assemble import build_controller
 from twinpool.config import Config, Declared
+from twinpool.core.law import Law
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
 from twinpool.engines.asking import Trouble
@@ -70,14 +71,15 @@ class Gateway:
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
-        controller = build_controller(config.routing)
+        law = Law(objectives=config.objectives, balance=config.balance)
+        controller = build_controller(config.routing, law=law)
         self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(
             controller,
             self._pool,
             config.timeouts,
             self._metrics,
-            Journal(journal, config.routing, config.journal, controller.remember) if journal is not None else None,
+            Journal(journal, config.routing, law, config.journal, controller.remember) if journal is not None else None,
             AccessLog(access_log, config.access_log) if access_log is not None else None,
             expose_route=config.server.expose_route,
         )

@@ -115,6 +115,7 @@ class Driver:
             do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
             do.RecordPair: self._record_pair,
+            do.RecordBalance: self._record_balance,
         }
 
     def feed(self, event: on.Event) -> None:
@@ -303,6 +304,9 @@ class Driver:
 
     def _record_role(self, command: do.RecordRole) -> None:
         self.metrics.role_changed(command.role, command.reason)
+
+    def _record_balance(self, command: do.RecordBalance) -> None:
+        """Nothing to do: the controller keeps it for whoever asks, and a change of role comes as one."""
 
     def _record_pair(self, command: do.RecordPair) -> None:
         self.metrics.pair_changed(command.state)

@@ -14,14 +14,16 @@ from twinpool.config import Kept, Routing
 from twinpool.core.commands import Command
 from twinpool.core.events import Event
 from twinpool.core.journal import Header, encode_header, encode_step
+from twinpool.core.law import Law
 from twinpool.gateway.lines import LineWriter
 
 
 class Journal:
     """`remember` is the controller's; the controller is a fresh one."""
 
-    def __init__(self, path: Path, rules: Routing, kept: Kept, remember: Callable[[], msgspec.Raw]) -> None:
+    def __init__(self, path: Path, rules: Routing, law: Law, kept: Kept, remember: Callable[[], msgspec.Raw]) -> None:
         self._rules = rules
+        self._law = law
         self._max_bytes = kept.max_bytes
         self._remember = remember
         self._lines = LineWriter(path, "journal", appends=False, keep=kept.keep)
@@ -39,6 +41,6 @@ class Journal:
     def _begin(self, snapshot: msgspec.Raw | msgspec.UnsetType) -> int:
         """Write a file's header; the size at which the file is full. Snapshots are never more than half of what is written,
         however large they are."""
-        header = encode_header(Header(version=__version__, rules=self._rules, snapshot=snapshot))
+        header = encode_header(Header(version=__version__, rules=self._rules, law=self._law, snapshot=snapshot))
         self._lines.write(header)
         return max(self._max_bytes, 2 * len(header))

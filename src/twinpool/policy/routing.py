@@ -1,149 +1,244 @@
-"""Which way a request goes: prefill on one worker and decode on another where a pair is up, else all on one worker.
+"""Which way a request goes, by what each way should cost it: the law of `docs/decisions.md`.
 
-Least loaded first. Prefill load is counted in prompt tokens and decode load in sequences and KV, because a count of requests
-says nothing where lengths differ a hundredfold. A request that finds no room waits in the router's queue, where it can still
-choose, and not in an engine's. Room on the decode worker is part of the choice: the controller reserves it before the prefill
-starts, so that no KV is parked on a prefill worker.
-"""
+    pair     prefill on one worker, decode on another: the read, the handoff, one step there
+    decode   all of it on one that decodes, read in chunks beside what it writes, as long as its steps keep the ITL objective
+    prefill  all of it on the one that reads it, where no decode worker can take one more
+    wait     in the router's queue, where it can still choose when a worker frees
+
+A worker's role is where it should stand, not what it can do: one that has changed its role still writes what it had, and is
+asked the same question before it reads beside. Where nothing is known of the costs of a kind, the least loaded worker is
+chosen."""
 
 from collections.abc import Sequence
+from math import ceil, inf
 
 from twinpool.config import Routing
 from twinpool.core.cluster import WorkerView
-from twinpool.core.decisions import Choice, Decision, Why
+from twinpool.core.decisions import Choice, Decision, Forecast, Why
 from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Role
-from twinpool.core.policies import Pending, PickDecode, Route
+from twinpool.core.policies import Pending, Route
+from twinpool.policy.costs import KindCosts
+from twinpool.policy.learning import Learning
 
-_UNKNOWN_SLOTS = 256
-"""Sequences at once where the engine does not tell: vLLM's default for `max_num_seqs`."""
+_KV_SHARE = 0.95  # of an engine's room for KV, that may be promised
+_FULL_RATIO = 0.97  # of its KV, as the engine says
+_FRESH_S = 5.0  # for so long a report of an engine's load counts
+_SLOTS = 256  # where the engine does not tell
+_BUDGET = 2048  # tokens a step, where it does not tell: vLLM's old default, and less than its new one
 
 
-def disaggregate_when_possible(rules: Routing) -> Route:
-    """The simple law: a pair where there is one with room, one worker where there is no pair, else wait."""
+class Whole:
+    """One worker that could do all of it."""
+
+    __slots__ = ("keeps_itl", "read_s", "ttft_s", "worker")
+
+    def __init__(self, worker: WorkerView, ttft_s: float, read_s: float, *, keeps_itl: bool) -> None:
+        self.worker = worker
+        self.ttft_s = ttft_s
+        self.read_s = read_s
+        self.keeps_itl = keeps_itl
+
+
+def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
+    """The law; `simple` decides where nothing is known of costs, and what is special about a request leaves no choice."""
+    window = rules.prefill_window_tokens
+    costs, demand, prefixes = learning.costs, learning.demand, learning.prefixes
 
     def route(pending: Pending, workers: Sequence[WorkerView]) -> Decision:
-        workers = _able(pending, workers)
-        if not workers:
-            return Decision(Choice.WAIT, Why.NO_WORKER)
-        prefills = [worker for worker in workers if worker.role is Role.PREFILL]
-        decodes = [worker for worker in workers if worker.role is Role.DECODE]
-        partnered = [p for p in prefills if any(_can_hand_over(p, d) for d in decodes)]
-        obstacle = pending.facts.obstacle or _no_pair(prefills, decodes, partnered) or _no_use(pending)
-        if obstacle is not None:
-            return _colocate(pending, workers, obstacle)
-        with_window = [p for p in partnered if _has_window(p, pending.prompt_tokens, rules.prefill_window_tokens)]
-        for prefill in _avoided_last(sorted(with_window, key=_by_prefill_load), pending.avoid):
-            decode = _least_decode(prefill, decodes, pending.avoid)
-            if decode is not None:
-                worker, partner = prefill.facts.worker, decode.facts.worker
-                return Decision(Choice.DISAGGREGATED, Why.PAIR_READY, prefill=worker, decode=partner)
-        return _overflow(pending, workers, Why.DECODE_BUSY if with_window else Why.PREFILL_BUSY)
+        facts = pending.facts
+        if facts.obstacle is not None or pending.must_continue or pending.failed_handoffs >= 2 or pending.avoid:
+            return simple(pending, workers)
+        at, tokens = pending.at, pending.prompt_tokens
+        answer = demand.output_tokens(tokens, facts)
+        is_one_pool = learning.is_one_pool
+        prefill: WorkerView | None = None  # the one that would read it first
+        prefill_kind: KindCosts | None = None
+        prefill_s = inf
+        prefill_read_s = backlog_s = 0.0
+        readers = 0
+        decodes: list[tuple[float, WorkerView, KindCosts]] = []
+        whole: Whole | None = None
+        on_prefill: Whole | None = None
+        has_prefill = has_decode = False
+        for worker in workers:
+            kind = costs.of(worker.kind)
+            if kind is None:
+                return simple(pending, workers)
+            role = worker.role
+            if role is Role.PREFILL and not is_one_pool:
+                has_prefill = True
+                if worker.is_paused:
+                    continue
+                readers += 1
+                wait_s = worker.read_until - at
+                if wait_s < 0.0:
+                    wait_s = 0.0
+                backlog_s += wait_s
+                if worker.prefill_tokens and worker.prefill_tokens >= window:
+                    continue
+                cached = prefixes.cached_tokens(worker.facts.worker, facts.prefix, tokens) if facts.prefix else 0
+                unread = tokens - cached
+                read_s = kind.read(unread, cached)
+                writing = worker.sequences - worker.reading
+                if writing:
+                    on_it = _whole(worker, kind, at, unread, cached, tokens, answer)
+                    if on_it is None or not on_it.keeps_itl:
+                        continue
+                    read_s = on_it.read_s
+                if wait_s + read_s < prefill_s:
+                    prefill, prefill_kind, prefill_s, prefill_read_s = worker, kind, wait_s + read_s, read_s
+                continue
+            if role is Role.DECODE:
+                has_decode = True
+            if worker.is_paused or not _has_slot(worker) or _is_said_full(worker, at):
+                continue
+            if role is Role.DECODE and not is_one_pool:
+                batch = worker.sequences - worker.reading
+                kv = worker.kv_tokens + 0.5 * answer * batch
+                if _has_kv(worker, kv + tokens + answer):
+                    step_s = kind.step_s + kind.step_sequence_s * (batch + 1) + kind.step_kv_token_s * (kv + tokens)
+                    decodes.append((step_s, worker, kind))
+            if not worker.facts.serves_whole:
+                continue
+            cached = prefixes.cached_tokens(worker.facts.worker, facts.prefix, tokens) if facts.prefix else 0
+            candidate = _whole(worker, kind, at, tokens - cached, cached, tokens, answer)
+            if candidate is not None and (whole is None or _is_better(candidate, whole)):
+                whole = candidate
+        if is_one_pool or not (has_prefill and has_decode):
+            if has_prefill and not is_one_pool and whole is None:
+                return simple(pending, workers)
+            if whole is None:
+                return simple(pending, workers)
+            why = Why.ONE_POOL_BETTER if is_one_pool else (Why.NO_DECODE_WORKER if has_prefill else Why.NO_PREFILL_WORKER)
+            return _on(whole, why, tokens)
+        decodes.sort(key=_by_step)
+        chosen = _partner(prefill, decodes) if prefill is not None else None
+        roomy = chosen is not None and chosen[0] <= chosen[2].limit_s
+        step_s = decodes[0][0] if decodes else 0.0
+        if chosen is not None:
+            handoff_s = chosen[2].handoff(tokens)
+        elif decodes:
+            handoff_s = decodes[0][2].handoff(tokens)
+        else:
+            handoff_s = 0.0
+        if prefill is not None and not pending.ahead_tokens:
+            pair_s = prefill_s + handoff_s + 1.5 * step_s
+        elif readers:
+            kind = decodes[0][2] if decodes else costs.of(workers[0].kind)
+            of_kind = kind.read(tokens, 0) + kind.read_token_s * pending.ahead_tokens / readers if kind else 0.0
+            pair_s = backlog_s / readers + of_kind + handoff_s + 1.5 * step_s
+        else:
+            pair_s = inf
+        is_whole_open = whole is not None and whole.keeps_itl
+        forecast = Forecast(
+            pair_s=_rounded(pair_s),
+            decode_s=_rounded(whole.ttft_s) if whole is not None else None,
+            prefill_s=_rounded(prefill_s) if prefill is not None else None,
+        )
+        if whole is not None and is_whole_open and whole.ttft_s <= pair_s:
+            return _on(whole, Why.DECODE_SOONER, tokens, forecast)
+        if prefill is None:
+            return Decision(Choice.WAIT, Why.PREFILL_BUSY, forecast=forecast)
+        if not roomy and prefill_kind is not None and prefill.facts.serves_whole and _has_slot(prefill):
+            cached = prefixes.cached_tokens(prefill.facts.worker, facts.prefix, tokens) if facts.prefix else 0
+            on_prefill = _whole(prefill, prefill_kind, at, tokens - cached, cached, tokens, answer)
+            if on_prefill is not None and on_prefill.keeps_itl and _reads_on(prefill, prefill_kind):
+                return _on(on_prefill, Why.DECODE_FULL, tokens, forecast)
+        if chosen is None:
+            if not decodes:
+                return Decision(Choice.WAIT, Why.DECODE_BUSY, forecast=forecast)
+            return simple(pending, workers)
+        cached = prefixes.cached_tokens(prefill.facts.worker, facts.prefix, tokens) if facts.prefix else 0
+        return Decision(
+            Choice.DISAGGREGATED,
+            Why.PAIR_READY,
+            prefill=prefill.facts.worker,
+            decode=chosen[1].facts.worker,
+            cached_tokens=cached,
+            read_s=prefill_read_s,
+            forecast=forecast,
+        )
 
     return route
 
 
-def least_loaded_decode(pending: Pending, prefill: WorkerView, workers: Sequence[WorkerView]) -> str | None:
-    """A `PickDecode`: where the reserved decode worker is gone, the least loaded other that can read this one's KV."""
-    decodes = [worker for worker in _able(pending, workers) if worker.role is Role.DECODE]
-    chosen = _least_decode(prefill, decodes, pending.avoid)
-    return None if chosen is None else chosen.facts.worker
+def _whole(
+    worker: WorkerView, kind: KindCosts, at: float, unread: int, cached: int, tokens: int, answer: float
+) -> Whole | None:
+    """What all of it on this worker would be like; None where its KV has no room for it. (A step under way counts with all that
+    it reads until it ends: its gap is still to come.)"""
+    facts, waiting = worker.facts, worker.prefill_tokens
+    batch = worker.sequences - worker.reading
+    kv = worker.kv_tokens + 0.5 * answer * batch
+    if not _has_kv(worker, kv + (waiting if worker.reading else 0) + tokens + answer):
+        return None
+    free = (facts.budget_tokens or _BUDGET) - batch
+    if free <= 0:
+        return None
+    if not batch:
+        queued_s = worker.read_until - at if waiting and worker.read_until > at else 0.0
+        read_s = kind.read_s + kind.read(unread, cached)
+        return Whole(worker, queued_s + read_s, read_s, keeps_itl=True)
+    total = waiting + unread
+    step_s = kind.step_s + kind.step_sequence_s * batch + kind.step_kv_token_s * kv
+    chunk = min(free, total)
+    extra_s = kind.mixed_s + kind.mixed_token_s * chunk
+    mixed_s = step_s + extra_s if extra_s > 0 else step_s
+    steps = ceil(total / chunk)
+    pairs_s = kind.read_pair_s * unread * (unread + 2.0 * cached)
+    ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s
+    read_s = unread / chunk * mixed_s + pairs_s
+    return Whole(worker, ttft_s, read_s, keeps_itl=mixed_s + pairs_s / steps <= kind.limit_s)
 
 
-_: PickDecode = least_loaded_decode
+def _reads_on(worker: WorkerView, kind: KindCosts) -> bool:
+    """Whether it can go on reading at full speed while it writes: else a single answer would hold up all prompts."""
+    return kind.step(1, 0, worker.facts.budget_tokens or _BUDGET) <= kind.limit_s
 
 
-def _able(pending: Pending, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-    """Those that can do what this request needs."""
-    return [worker for worker in workers if worker.facts.continues] if pending.must_continue else workers
+def _is_better(one: Whole, other: Whole) -> bool:
+    """Who keeps the objective comes first; among equals the first by id stays."""
+    if one.keeps_itl is not other.keeps_itl:
+        return one.keeps_itl
+    return one.ttft_s < other.ttft_s
 
 
-def _no_use(pending: Pending) -> Why | None:
-    """Two handoffs that failed are enough: what one worker does alone cannot fail by a handoff."""
-    return Why.HANDOFF_FAILED if pending.failed_handoffs >= 2 else None
+def _on(whole: Whole, why: Why, tokens: int, forecast: Forecast | None = None) -> Decision:
+    return Decision(
+        Choice.COLOCATED,
+        why,
+        decode=whole.worker.facts.worker,
+        read_s=whole.read_s,
+        forecast=forecast or Forecast(decode_s=_rounded(whole.ttft_s)),
+    )
 
 
-def _no_pair(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView], partnered: Sequence[WorkerView]) -> Why | None:
-    if not prefills:
-        return Why.NO_PREFILL_WORKER
-    if not decodes:
-        return Why.NO_DECODE_WORKER
-    if not partnered:
-        return _why_no_partner(prefills, decodes)
-    return None
+def _partner(
+    prefill: WorkerView, decodes: Sequence[tuple[float, WorkerView, KindCosts]]
+) -> tuple[float, WorkerView, KindCosts] | None:
+    """The least loaded one that may read this one's KV."""
+    partners = prefill.partners
+    return next((found for found in decodes if partners.get(found[1].facts.worker) is PairState.PROVED), None)
 
 
-def _why_no_partner(prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]) -> Why:
-    """What stands in the way of the pair that is nearest to being one."""
-    states = {p.partners.get(d.facts.worker) for p in prefills for d in decodes}
-    if PairState.UNPROVED in states:
-        return Why.PAIR_UNPROVED
-    return Why.PAIR_ASIDE if PairState.ASIDE in states else Why.NO_PAIR
+def _by_step(found: tuple[float, WorkerView, KindCosts]) -> tuple[float, str]:
+    return found[0], found[1].facts.worker
 
 
-def _colocate(pending: Pending, workers: Sequence[WorkerView], why: Why) -> Decision:
-    """All on one worker: colocated ones first, then those that decode, then those that prefill."""
-    able = [worker for worker in workers if worker.facts.serves_whole]
-    if not able:
-        return Decision(Choice.WAIT, why)
-    free = [worker for worker in able if _has_slots(worker, pending.facts.sequences)]
-    if not free:
-        return Decision(Choice.WAIT, Why.WORKERS_BUSY)
-    chosen = min(_preferred(free, pending.avoid), key=_by_whole_load)
-    return Decision(Choice.COLOCATED, why, decode=chosen.facts.worker)
+def _has_slot(worker: WorkerView) -> bool:
+    return worker.sequences < (worker.facts.slots or _SLOTS)
 
 
-def _overflow(pending: Pending, workers: Sequence[WorkerView], why: Why) -> Decision:
-    """The pairs are full: a colocated worker of the same fleet may have room."""
-    colocated = [worker for worker in workers if worker.role is Role.COLOCATED]
-    if not colocated:
-        return Decision(Choice.WAIT, why)
-    decision = _colocate(pending, colocated, why)
-    return decision if decision.choice is Choice.COLOCATED else Decision(Choice.WAIT, why)
+def _has_kv(worker: WorkerView, tokens: float) -> bool:
+    room = worker.facts.kv_capacity_tokens
+    return room is None or tokens <= _KV_SHARE * room or worker.sequences == 0
 
 
-def _least_decode(prefill: WorkerView, decodes: Sequence[WorkerView], avoid: frozenset[str]) -> WorkerView | None:
-    able = [worker for worker in decodes if _can_hand_over(prefill, worker) and _has_slots(worker, 1)]
-    return min(_preferred(able, avoid), key=_by_decode_load, default=None)
+def _is_said_full(worker: WorkerView, at: float) -> bool:
+    """By its own word, if that is fresh: others may use it too."""
+    return worker.kv_used_ratio > _FULL_RATIO and at - worker.kv_used_at < _FRESH_S
 
 
-def _can_hand_over(prefill: WorkerView, decode: WorkerView) -> bool:
-    return prefill.partners.get(decode.facts.worker) is PairState.PROVED
-
-
-def _has_slots(worker: WorkerView, sequences: int) -> bool:
-    """Room for all of them; more than the worker has slots may go there once it is idle, and queue there."""
-    if worker.is_paused:
-        return False
-    return worker.sequences == 0 or worker.sequences + sequences <= (worker.facts.slots or _UNKNOWN_SLOTS)
-
-
-def _has_window(worker: WorkerView, tokens: int, window: int) -> bool:
-    """Short prompts share a window, a long one has the worker for itself: two at once would both end late."""
-    return _has_slots(worker, 1) and (worker.prefill_tokens == 0 or worker.prefill_tokens + tokens <= window)
-
-
-def _preferred(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Sequence[WorkerView]:
-    if not avoid:
-        return workers
-    return [worker for worker in workers if worker.facts.worker not in avoid] or workers
-
-
-def _avoided_last(workers: Sequence[WorkerView], avoid: frozenset[str]) -> Sequence[WorkerView]:
-    """Not dropped: the others may turn out to have no partner with room."""
-    return sorted(workers, key=lambda worker: worker.facts.worker in avoid) if avoid else workers
-
-
-def _by_prefill_load(worker: WorkerView) -> tuple[int, int, str]:
-    return worker.prefill_tokens, worker.sequences, worker.facts.worker
-
-
-def _by_decode_load(worker: WorkerView) -> tuple[int, int, str]:
-    return worker.sequences, worker.kv_tokens, worker.facts.worker
-
-
-_WHOLE_ORDER = {Role.COLOCATED: 0, Role.DECODE: 1, Role.PREFILL: 2}
-
-
-def _by_whole_load(worker: WorkerView) -> tuple[int, int, int, str]:
-    return _WHOLE_ORDER[worker.role], worker.prefill_tokens, worker.sequences, worker.facts.worker
+def _rounded(seconds: float) -> float | None:
+    return None if seconds == inf else round(seconds, 4)

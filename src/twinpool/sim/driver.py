@@ -11,7 +11,7 @@ from typing import Any
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
-from twinpool.core.decisions import Decision
+from twinpool.core.decisions import Balanced
 from twinpool.core.model import Failure, Leg, RequestFacts, Role, Usage
 from twinpool.errors import Reason
 from twinpool.sim.client import Client, Ended, Placed
@@ -39,8 +39,9 @@ class Driver:
         on_step: Callable[[on.Event, list[do.Command]], None] | None = None,
     ) -> None:
         self.workers: dict[str, SimulatedWorker] = {}
-        self.decisions: Counter[Decision] = Counter()
+        self.decisions: Counter[tuple[str, str]] = Counter()
         self.role_changes: list[tuple[float, str, Role, str]] = []
+        self.balanced: list[tuple[float, Balanced]] = []
         self.lost_leases = 0
         self._loop = loop
         self._controller = controller
@@ -69,6 +70,7 @@ class Driver:
             do.ProbeWorker: self._probe_worker,
             do.ProveHandoff: self._prove_handoff,
             do.RecordRole: self._record_role,
+            do.RecordBalance: self._record_balance,
         }
 
     def is_going(self) -> bool:
@@ -123,6 +125,7 @@ class Driver:
             endpoint="chat",
             stream=True,
             prompt_chars=round(offered.prompt_tokens * self._clients.chars_per_token),
+            prefix=offered.prefix,
         )
         self.feed(on.RequestArrived(at=at, request=client.id, facts=facts))
         if self._clients.patience_s is not None:
@@ -219,7 +222,8 @@ class Driver:
     # Commands
 
     def _record_decision(self, command: do.RecordDecision) -> None:
-        self.decisions[command.decision] += 1
+        decision = command.decision
+        self.decisions[decision.choice.value, decision.why.value] += 1
 
     def _send_prefill(self, command: do.SendPrefill) -> None:
         client = self._requests[command.request]
@@ -319,6 +323,9 @@ class Driver:
 
     def _proved(self, at: float, canary: int) -> None:
         self.feed(on.HandoffProved(at=at, canary=canary, took_s=_CANARY_S))
+
+    def _record_balance(self, command: do.RecordBalance) -> None:
+        self.balanced.append((self._loop.at, command.balanced))
 
     def _record_role(self, command: do.RecordRole) -> None:
         worker = self.workers[command.worker]

@@ -1,6 +1,5 @@
 """What a run showed, with the keys that every report has, and beside them what only a simulation can see."""
 
-from collections import Counter
 from random import Random
 from statistics import pstdev
 from typing import Any
@@ -49,9 +48,7 @@ def findings_of(run: Run, *, limits: Limits | None = None) -> Findings:
         raise UserError("the scenario ends before its first request")
     demand = run.demand.mean()
     busy_s = sum(totals.busy_s for totals in run.totals.values())
-    decisions = Counter[tuple[str, str]]()
-    for decision, count in run.decisions.items():
-        decisions[decision.choice.value, decision.why.value] += count
+    decisions = run.decisions
     return Findings(
         report=_report(run, limits or Limits(ttft_long_s=recording.objectives.slo_ttft_s)),
         offered_req_s=run.demand.requests / run.arrivals_s,

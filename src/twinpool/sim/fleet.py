@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from twinpool.core.model import Dialect, Role, WorkerFacts
+from twinpool.core.model import Dialect, Role, WorkerFacts, kind_of
 from twinpool.profile import Profile
 from twinpool.sim.cost import StepCost
 from twinpool.sim.engine import Engine, EngineLimits, Listener, Meter
@@ -29,6 +29,11 @@ class Kind(NamedTuple):
     def budget_for(self, role: Role) -> int:
         """Tokens a step. Engines have one budget for every role; another one for each is a what-if that a scenario names."""
         return self.group.budget_by_role.get(role.value, self.group.budget_tokens)
+
+
+def name_of(kind: Kind) -> str:
+    """By which the estimates know these workers."""
+    return kind_of(_facts(kind, "w000", 30.0, continues=False))
 
 
 class SimulatedWorker:
@@ -68,27 +73,32 @@ def build_fleet(
         )
         for _ in range(group.count):
             name = f"w{len(fleet):03}"
-            facts = WorkerFacts(
-                worker=name,
-                url=f"http://{name}.example",
-                incarnation="1",
-                engine=profile.engine,
-                models=(MODEL,),
-                role=group.role,
-                allowed_roles=group.allowed_roles or tuple(Role),
-                dialect=Dialect.NIXL,
-                slots=limits.sequences,
-                context_tokens=profile.context_tokens,
-                lease_s=lease_s,
-                continues=continues,
-                tensor_parallel=profile.tensor_parallel,
-                vouches=True,
-                kv_capacity_tokens=profile.kv_tokens,
-                budget_tokens=limits.budget_tokens,
-            )
+            facts = _facts(kind, name, lease_s, continues=continues)
             engine = Engine(loop, kind.cost, limits, listener, meter, gap_limits)
             engine.slowness = group.slowness
             fleet[name] = SimulatedWorker(
                 facts, kind, engine, Ports.of(group.handoff_bytes_per_s or profile.handoff_bytes_per_s)
             )
     return fleet
+
+
+def _facts(kind: Kind, name: str, lease_s: float, *, continues: bool) -> WorkerFacts:
+    group, profile = kind.group, kind.profile
+    return WorkerFacts(
+        worker=name,
+        url=f"http://{name}.example",
+        incarnation="1",
+        engine=profile.engine,
+        models=(MODEL,),
+        role=group.role,
+        allowed_roles=group.allowed_roles or tuple(Role),
+        dialect=Dialect.NIXL,
+        slots=group.sequences or profile.max_sequences,
+        context_tokens=profile.context_tokens,
+        lease_s=lease_s,
+        continues=continues,
+        tensor_parallel=profile.tensor_parallel,
+        vouches=True,
+        kv_capacity_tokens=profile.kv_tokens,
+        budget_tokens=kind.budget_for(group.role),
+    )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from twinpool.config import Objectives, Routing
+from twinpool.config import Balance, BalanceMode, Objectives, Routing
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.profile import Profile
@@ -307,6 +307,7 @@ def _play(option: Option, fleet: Fleet, sample: _Sample, scale: float, *, may_gi
         duration_s=seconds,
         objectives=fleet.objectives,
         routing=Routing(max_waiting=100_000, prefill_window_tokens=POOL_BUDGET),
+        balance=Balance(mode=BalanceMode.OFF),
         arms=(arm,),
     )
     allowed = (1 - ATTAINMENT_RATIO) * 0.85 * len(sample.requests) if may_give_up else float("inf")

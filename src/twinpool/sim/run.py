@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from twinpool.assemble import build_controller
+from twinpool.assemble import build_controller, priors_of
 from twinpool.config import Routing
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
-from twinpool.core.decisions import Decision
+from twinpool.core.decisions import Balanced
+from twinpool.core.law import Law
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.measure.blocks import Window
@@ -25,7 +26,7 @@ from twinpool.sim.cost import StepCost
 from twinpool.sim.driver import Driver
 from twinpool.sim.engine import EngineTotals
 from twinpool.sim.faults import Faults
-from twinpool.sim.fleet import Kind, SimulatedWorker, build_fleet
+from twinpool.sim.fleet import Kind, SimulatedWorker, build_fleet, name_of
 from twinpool.sim.loop import Loop, Rank
 from twinpool.sim.planners import Planner, call_planner
 from twinpool.sim.recording import Recording
@@ -51,8 +52,9 @@ class Run(NamedTuple):
 
     arm: Arm
     recording: Recording
-    decisions: Counter[Decision]
+    decisions: Counter[tuple[str, str]]
     role_changes: list[tuple[float, str, Role, str]]
+    balanced: list[tuple[float, Balanced]]
     totals: dict[str, EngineTotals]
     windows: list[UseWindow]
     costs: UnitCosts
@@ -143,11 +145,17 @@ def kind_of(group: WorkerGroup, load: Callable[[str], Profile] = load_profile) -
     return Kind(group, profile, StepCost(profile))
 
 
+def law_of(scenario: Scenario, kinds: list[Kind]) -> Law:
+    """As a gateway's that serves these objectives, and has these workers' profiles (or, `knows_costs` false, none)."""
+    known = {name_of(kind): (kind.profile, kind.group.budget_tokens) for kind in kinds} if scenario.knows_costs else {}
+    return Law(objectives=scenario.objectives, balance=scenario.balance, priors=priors_of(known))
+
+
 def simulate(
     scenario: Scenario,
     arm: Arm,
     *,
-    build: Build = build_controller,
+    build: Build | None = None,
     requests: Iterator[Offered] | None = None,
     load: Callable[[str], Profile] = load_profile,
     misses_allowed: float = inf,
@@ -160,7 +168,7 @@ def simulate(
     kinds = [kind_of(group, load) for group in arm.workers]
     loop = Loop()
     recording = Recording(Window.of(scenario.duration_s), objectives)
-    controller = build(scenario.routing)
+    controller = build(scenario.routing) if build else build_controller(scenario.routing, law=law_of(scenario, kinds))
     ended = recording.ended if planner is None else _both(recording.ended, planner.ended)
     driver = Driver(loop, controller, scenario.clients, scenario.gateway, ended, on_step)
     workers = build_fleet(
@@ -191,6 +199,7 @@ def simulate(
         recording,
         driver.decisions,
         driver.role_changes,
+        driver.balanced,
         {name: worker.engine.totals for name, worker in workers.items()},
         use.windows,
         costs,

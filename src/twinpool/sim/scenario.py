@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from twinpool.config import Count, Objectives, Routing, Seconds
+from twinpool.config import Balance, Count, Objectives, Routing, Seconds
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.sim.engine import Scheduling
@@ -137,7 +137,7 @@ class Arm(_Table, frozen=True):
 
 
 class Scenario(_Table, frozen=True):
-    """`warmup_s` at the beginning is simulated and not reported."""
+    """`warmup_s` at the beginning is simulated and not reported. Where it `knows_costs`, the gateway has the profiles."""
 
     name: str
     traffic: TrafficSpec
@@ -147,6 +147,8 @@ class Scenario(_Table, frozen=True):
     warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
+    balance: Balance = Balance()
+    knows_costs: bool = True
     clients: Clients = Clients()
     gateway: Gateway = Gateway()
     workers: tuple[WorkerGroup, ...] = ()

@@ -1,0 +1,216 @@
+"""What each kind of worker takes for its work: straight lines, fitted online to legs that ended, a profile's figures as the
+prior.
+
+It shares no formula with the simulator's engines, and knows less: no step is seen from here, only prompts that were read and
+answers that were written."""
+
+from math import inf
+
+import msgspec
+
+from twinpool.core.law import CostPrior
+from twinpool.core.meters import ReadingSeen, WritingSeen
+from twinpool.policy.fits import Fit, FitRecord
+
+_PRIOR_WEIGHT = 10.0
+
+ITL_SHARE = 0.9
+"""Of the ITL objective, that a step may take by the estimate."""
+
+
+class KindCosts:
+    """The present estimates for one kind; seconds. `limit_s` is how long a step may take by the ITL objective. Where not even
+    the smallest keeps that, it is twice a usual step: who cannot keep an objective is not left idle for it."""
+
+    __slots__ = (
+        "a_prompt_s",
+        "handoff_s",
+        "handoff_token_s",
+        "is_hopeless",
+        "limit_s",
+        "mixed_s",
+        "mixed_token_s",
+        "most_batch",
+        "read_pair_s",
+        "read_s",
+        "read_token_s",
+        "step_kv_token_s",
+        "step_s",
+        "step_sequence_s",
+    )
+
+    def __init__(
+        self,
+        reading: list[float],
+        step: list[float],
+        handoff: list[float],
+        *,
+        mixed_s: float,
+        most_batch: float,
+        a_prompt_s: float,
+        itl_s: float,
+    ) -> None:
+        self.read_s, self.read_token_s, self.read_pair_s = reading
+        self.a_prompt_s = a_prompt_s
+        self.step_s, self.step_sequence_s, self.step_kv_token_s, self.mixed_token_s = step
+        self.handoff_s, self.handoff_token_s = handoff
+        self.mixed_s = mixed_s
+        self.most_batch = most_batch
+        self.is_hopeless = self.step(2, 4000) >= ITL_SHARE * itl_s
+        self.limit_s = 2 * self.step(64, 128_000) if self.is_hopeless else ITL_SHARE * itl_s
+
+    def read(self, tokens: int, cached: int) -> float:
+        """One prompt among others: what a worker that has more to read takes for it."""
+        return self.a_prompt_s + tokens * (self.read_token_s + self.read_pair_s * (tokens + 2.0 * cached))
+
+    def step(self, batch: float, kv_tokens: float, chunk: float = 0.0) -> float:
+        seconds = self.step_s + self.step_sequence_s * batch + self.step_kv_token_s * kv_tokens
+        return seconds + max(0.0, self.mixed_s + self.mixed_token_s * chunk) if chunk else seconds
+
+    def largest_chunk(self, step_s: float, limit_s: float) -> float:
+        """Prompt tokens that a step of `step_s` can take along within the limit."""
+        left = limit_s - step_s - self.mixed_s
+        return left / self.mixed_token_s if self.mixed_token_s > 0 else (inf if left > 0 else 0.0)
+
+    def handoff(self, tokens: int) -> float:
+        return self.handoff_s + self.handoff_token_s * tokens
+
+
+class _Kind:
+    """The fits of one kind."""
+
+    def __init__(self, prior: CostPrior | None, itl_s: float) -> None:
+        self._itl_s = itl_s
+        self.reading = Fit(3, prior=_reading_prior(prior), enough=8)
+        self.step = Fit(4, prior=_step_prior(prior), enough=16)
+        self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8, above=0.05)  # others on the link
+        self.mixed_s = prior.mixed_s if prior is not None else 0.0
+        self.steps_a_prompt = 0.5  # that end with a prompt: short ones are read several at once
+        self.costs: KindCosts | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        reading, step = self.reading.coefficients, self.step.coefficients
+        if reading is None or step is None:
+            return
+        handoff = self.handoff.coefficients or [0.0, 0.0]
+        most = inf if self.step.is_prior_whole else self.step.seen_most[1]
+        if not step[3]:  # nobody has read beside writing yet
+            step = [*step[:3], reading[1]]
+        self.costs = KindCosts(
+            reading,
+            step,
+            handoff,
+            mixed_s=self.mixed_s,
+            most_batch=most,
+            a_prompt_s=reading[0] * self.steps_a_prompt,
+            itl_s=self._itl_s,
+        )
+
+
+class KindRecord(msgspec.Struct):
+    reading: FitRecord
+    step: FitRecord
+    handoff: FitRecord
+    steps_a_prompt: float
+
+
+class Costs:
+    """By kind of worker."""
+
+    def __init__(self, priors: dict[str, CostPrior], itl_s: float) -> None:
+        self._itl_s = itl_s
+        self._priors = priors
+        self._kinds: dict[str, _Kind] = {}
+
+    def of(self, kind: str) -> KindCosts | None:
+        """None until enough is known."""
+        found = self._kinds.get(kind)
+        return (found or self._kind(kind)).costs
+
+    def read(self, kind: str, seen: ReadingSeen) -> None:
+        of = self._kind(kind)
+        of.steps_a_prompt += 0.02 * (seen.steps / seen.prompts - of.steps_a_prompt)
+        self._learn(of, "reading", (seen.steps, seen.tokens, seen.pairs), seen.seconds)
+
+    def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None:
+        x = (1.0, seen.batch, seen.kv_tokens, seen.read_tokens / steps)
+        self._learn(self._kind(kind), "step", x, seen.seconds / steps)
+
+    def handed_over(self, kind: str, tokens: int, seconds: float) -> None:
+        self._learn(self._kind(kind), "handoff", (1.0, tokens), seconds)
+
+    def errors(self) -> dict[str, dict[str, float]]:
+        """The mean relative error of recent predictions, by kind and by what was predicted."""
+        return {
+            name: {"reading": kind.reading.error_ratio, "step": kind.step.error_ratio, "handoff": kind.handoff.error_ratio}
+            for name, kind in sorted(self._kinds.items())
+            if kind.costs is not None
+        }
+
+    def remember(self) -> dict[str, KindRecord]:
+        return {
+            name: KindRecord(kind.reading.remember(), kind.step.remember(), kind.handoff.remember(), kind.steps_a_prompt)
+            for name, kind in self._kinds.items()
+        }
+
+    def recall(self, record: dict[str, KindRecord]) -> None:
+        self._kinds = {}
+        for name, of in record.items():
+            kind = self._kind(name)
+            kind.reading.recall(of.reading)
+            kind.step.recall(of.step)
+            kind.handoff.recall(of.handoff)
+            kind.steps_a_prompt = of.steps_a_prompt
+            kind.renew()
+
+    def _kind(self, name: str) -> _Kind:
+        found = self._kinds.get(name)
+        if found is None:
+            found = self._kinds[name] = _Kind(self._priors.get(name, self._priors.get("")), self._itl_s)
+        return found
+
+    @staticmethod
+    def _learn(kind: _Kind, what: str, x: tuple[float, ...], y: float) -> None:
+        fit: Fit = getattr(kind, what)
+        before = fit.coefficients
+        fit.add(x, y)
+        if fit.coefficients is not before:
+            kind.renew()
+
+
+_Rows = list[tuple[tuple[float, ...], float, float]]
+
+
+def _reading_prior(prior: CostPrior | None) -> _Rows:
+    if prior is None:
+        return []
+    rows: _Rows = []
+    for tokens in (128.0, 512.0, 2048.0, 8192.0):
+        x = (1.0, tokens, tokens * tokens)
+        rows.append((x, _dot((prior.read_s, prior.read_token_s, prior.read_pair_s), x), _PRIOR_WEIGHT))
+    return rows
+
+
+def _step_prior(prior: CostPrior | None) -> _Rows:
+    if prior is None:
+        return []
+    rows: _Rows = []
+    for batch in (1.0, 16.0, 64.0, 192.0):
+        for context in (512.0, 4096.0):
+            for chunk in (0.0, 512.0):
+                x = (1.0, batch, batch * context, chunk)
+                mixed = prior.mixed_token_s * chunk
+                y = _dot((prior.step_s, prior.step_sequence_s, prior.step_kv_token_s), x[:3]) + mixed
+                rows.append((x, y, _PRIOR_WEIGHT))
+    return rows
+
+
+def _handoff_prior(prior: CostPrior | None) -> _Rows:
+    if prior is None:
+        return []
+    return [((1.0, tokens), prior.handoff_s + prior.handoff_token_s * tokens + 1e-6, _PRIOR_WEIGHT) for tokens in (0.0, 4096.0)]
+
+
+def _dot(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,45 @@
+"""From a profile's tables to the few figures that the estimates start from.
+
+Straight lines through tables are wrong somewhere; they are laid where the work is: batches of 8 and more, prompts in chunks as
+large as the engine's budget, since that is how it reads when there is more than one.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from twinpool.core.law import CostPrior
+from twinpool.policy.fits import Fit
+from twinpool.profile import Profile
+
+
+def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
+    """What a worker of this profile takes, with engines that read `budget_tokens` a step."""
+    lengths = [(tokens, ms / 1e3) for tokens, ms in profile.prefill_ms]
+    (before, before_s), (last, last_s) = lengths[-2:]
+    pair_s = max(0.0, (last_s / last - before_s / before) / (last - before))
+    chunk = min(budget_tokens or 2048, lengths[-1][0])
+    full_s = _between(lengths, chunk) - pair_s * chunk * chunk
+    rows = [((1.0, batch, batch * context), ms / 1e3, 1.0) for batch, context, ms in profile.decode_step_ms if batch >= 8]
+    step = Fit(3, prior=rows)
+    step_s, sequence_s, kv_token_s = step.coefficients or [0.0, 0.0, 0.0]
+    few, many = 256, 1024
+    of_few, of_many = (_between(lengths, 64 + tokens) - _between(lengths, 64) for tokens in (few, many))
+    mixed_token_s = (of_many - of_few) / (many - few)
+    return CostPrior(
+        read_s=0.0,
+        read_token_s=full_s / chunk,
+        read_pair_s=pair_s,
+        step_s=step_s,
+        step_sequence_s=sequence_s,
+        step_kv_token_s=kv_token_s,
+        mixed_s=of_few - mixed_token_s * few + profile.mixed_step_extra_ms / 1e3,
+        mixed_token_s=mixed_token_s,
+        handoff_s=profile.handoff_latency_ms / 1e3,
+        handoff_token_s=profile.kv_bytes_per_token / profile.handoff_bytes_per_s,
+    )
+
+
+def _between(points: Sequence[tuple[int, float]], tokens: int) -> float:
+    """On the line through the two points nearest to it."""
+    (low, low_s), (high, high_s) = next((pair for pair in pairwise(points) if tokens <= pair[1][0]), (points[-2], points[-1]))
+    return low_s + (high_s - low_s) * (tokens - low) / (high - low)
