@@ -47,7 +47,7 @@ class Routing(_Section, frozen=True):
     canary_idle_s: Seconds = 60.0  # the same while nothing goes that way
     # A pair whose canary moves KV more slowly is said to be slow: it goes another way than was meant. 0 is none. None: what the
     # devices of engines started here lead one to expect, and none for those that run already.
-    handoff_floor_gb_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    handoff_floor_gb_s: Annotated[float, msgspec.Meta(ge=0, le=100_000)] | None = None
     # How long at least a worker that said 429 or 503 is left alone: "Retry-After: 0" would be a busy loop.
     pause_s: Seconds = 1.0
     max_pause_s: Seconds = 30.0  # a Retry-After beyond this is a worker's mistake, not ours to obey
@@ -67,8 +67,8 @@ class Balance(_Section, frozen=True):
     mode: BalanceMode = BalanceMode.AUTO
     period_s: Seconds = 1.0  # between two looks; 250 ms to 5 s carried the same in simulation, 60 s a third less
     dwell_s: Seconds = 2.0  # between two changes, so that the first one shows; up to 10 s made no difference
-    hysteresis: Annotated[float, msgspec.Meta(ge=1)] = 1.06  # how much worse the present split must be, by the estimates
-    fewest_pressed: Annotated[float, msgspec.Meta(ge=0)] = 0.5  # under half of what a pool can do nobody waits
+    hysteresis: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.06  # how much worse the present split must be, by the estimates
+    fewest_pressed: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.5  # under half of what a pool can do nobody waits
 
 
 class Timeouts(_Section, frozen=True):
@@ -186,7 +186,7 @@ class Config(_Section, frozen=True):
     server: Server = Server()
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
-    balance: Balance = Balance()
+    balance: Balance = Balance(mode=BalanceMode.OFF)  # the law has proved itself in simulation alone: who wants it says so
     timeouts: Timeouts = Timeouts()
     limits: Ceilings = Ceilings()
     launch: Launch = Launch()
