@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 
 from twinpool import __version__
 from twinpool.assemble import build_controller
-from twinpool.config import Routing
+from twinpool.config import Routing, RoutingPolicy
 from twinpool.core.controller import Controller
 from twinpool.core.events import (
     Event,
@@ -48,8 +48,12 @@ PRIOR = CostPrior(
 """An 8-GPU worker's: with it every way is weighed from the first request on."""
 
 
+def _rules(path: str) -> Routing:
+    return Routing(policy=RoutingPolicy.LEAST_COST if path == "weighed" else RoutingPolicy.LEAST_LOADED)
+
+
 def fleet(path: str, size: int) -> Controller:
-    controller = build_controller(Routing(), law=Law(priors={"": PRIOR} if path == "weighed" else {}))
+    controller = build_controller(_rules(path), law=Law(priors={"": PRIOR} if path == "weighed" else {}))
     for n in range(size):
         role = Role.COLOCATED if path == "colocated" else (Role.PREFILL if n % 2 else Role.DECODE)
         facts = WorkerFacts(

@@ -20,9 +20,11 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import msgspec
+
 import twinpool
 from twinpool.assemble import build_controller
-from twinpool.config import Balance, BalanceMode, Objectives, Routing
+from twinpool.config import Balance, BalanceMode, Objectives, Routing, RoutingPolicy
 from twinpool.core.controller import Controller
 from twinpool.core.law import Law
 from twinpool.core.model import Role
@@ -188,7 +190,9 @@ def play(cell: Cell, way: Way, requests: list[Offered], seconds: float, *, may_g
         traffic=TrafficSpec(trace="the benchmark's"),
         duration_s=seconds,
         objectives=objectives,
-        routing=Routing(max_waiting=100_000, prefill_window_tokens=4096, queue_timeout_s=600.0),
+        routing=Routing(
+            policy=RoutingPolicy.LEAST_COST, max_waiting=100_000, prefill_window_tokens=4096, queue_timeout_s=600.0
+        ),
         balance=Balance(mode=mode),
         workers=tuple(groups),
     )
@@ -199,8 +203,9 @@ def play(cell: Cell, way: Way, requests: list[Offered], seconds: float, *, may_g
 
 
 def _simple(rules: Routing) -> Controller:
-    """Nothing is known of costs, so the least loaded worker is chosen: by tokens to read, or by sequences."""
-    return build_controller(rules, law=Law(balance=Balance(mode=BalanceMode.OFF), learns=False))
+    """The least loaded worker is chosen: by tokens to read, or by sequences."""
+    simple = msgspec.structs.replace(rules, policy=RoutingPolicy.LEAST_LOADED)
+    return build_controller(simple, law=Law(balance=Balance(mode=BalanceMode.OFF), learns=False))
 
 
 def figure(cell: Cell, way: Way, seeds: int) -> Figure:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from twinpool.config import Routing
+from twinpool.config import Routing, RoutingPolicy
 from twinpool.core.commands import Command
 from twinpool.core.controller import Controller
 from twinpool.core.journal import Cut, decode_header, decode_steps
@@ -37,9 +37,10 @@ def build_controller(
     Raises `UserError` for a snapshot that is none.
     """
     learning = Learning(law)
+    simple = disaggregate_when_possible(rules)
     policies = Policies(
         admit=bounded_queue(rules),
-        route=least_cost(rules, learning, disaggregate_when_possible(rules)),
+        route=least_cost(rules, learning, simple) if rules.policy is RoutingPolicy.LEAST_COST else simple,
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
         learner=learning,

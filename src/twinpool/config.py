@@ -29,9 +29,17 @@ class Objectives(_Section, frozen=True):
     long_prompt_tokens: Count = 1500  # the article's border between short and long
 
 
+class RoutingPolicy(StrEnum):
+    """How a request's way is chosen."""
+
+    LEAST_LOADED = "least_loaded"  # a pair where there is one, the least loaded first
+    LEAST_COST = "least_cost"  # the way that costs least by what has been learnt of the engines
+
+
 class Routing(_Section, frozen=True):
     """The bounds within which requests are routed. Part of the journal: a replay builds its controller from them."""
 
+    policy: RoutingPolicy = RoutingPolicy.LEAST_LOADED  # the other has proved itself in simulation alone
     prefill_window_tokens: Count = 2048  # given to one prefill worker at a time: later prompts wait where they can still choose
     max_waiting: Count = 1024  # requests in the router's queue; each holds its body in memory
     queue_timeout_s: Seconds = 60.0  # nobody waits longer than this for a first byte without an answer
@@ -67,7 +75,9 @@ class Balance(_Section, frozen=True):
     mode: BalanceMode = BalanceMode.AUTO
     period_s: Seconds = 1.0  # between two looks; 250 ms to 5 s carried the same in simulation, 60 s a third less
     dwell_s: Seconds = 2.0  # between two changes, so that the first one shows; up to 10 s made no difference
-    hysteresis: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.06  # how much worse the present split must be, by the estimates
+    hysteresis: Annotated[float, msgspec.Meta(ge=1, le=100)] = (
+        1.06  # how much worse the present split must be, by the estimates
+    )
     fewest_pressed: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.5  # under half of what a pool can do nobody waits
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from twinpool.config import Balance, BalanceMode, Objectives, Routing
+from twinpool.config import Balance, BalanceMode, Objectives, Routing, RoutingPolicy
 from twinpool.core.decisions import Balanced
 from twinpool.core.model import Role
 from twinpool.sim.run import Run, simulate
@@ -40,7 +40,7 @@ def play(
         duration_s=seconds,
         seed=seed,
         objectives=Objectives(slo_itl_s=itl_s),
-        routing=Routing(max_waiting=100_000, prefill_window_tokens=4096),
+        routing=Routing(policy=RoutingPolicy.LEAST_COST, max_waiting=100_000, prefill_window_tokens=4096),
         balance=Balance(mode=mode),
         knows_costs=knows_costs,
         workers=workers.workers,

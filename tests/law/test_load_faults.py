@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.law.fleet import PROFILE, arm, play
 
-from twinpool.config import Balance, BalanceMode, Objectives, Routing
+from twinpool.config import Balance, BalanceMode, Objectives, Routing, RoutingPolicy
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.model import Role
@@ -38,7 +38,7 @@ def test_a_burst_at_one_moment_is_spread(count: int) -> None:
         traffic=TrafficSpec(trace="given"),
         duration_s=1.0,
         objectives=Objectives(),
-        routing=Routing(prefill_window_tokens=100_000),
+        routing=Routing(policy=RoutingPolicy.LEAST_COST, prefill_window_tokens=100_000),
         balance=Balance(mode=BalanceMode.OFF),
         workers=(group, msgspec.structs.replace(group, role=Role.DECODE, count=2)),
     )
@@ -68,7 +68,7 @@ def test_one_hot_worker_leaves_the_others_their_prefixes() -> None:
         name="tenants",
         traffic=TrafficSpec(trace="given"),
         duration_s=at,
-        routing=Routing(max_waiting=10_000),
+        routing=Routing(policy=RoutingPolicy.LEAST_COST, max_waiting=10_000),
         balance=Balance(mode=BalanceMode.OFF),
         workers=(group, msgspec.structs.replace(group, role=Role.DECODE, count=2)),
     )

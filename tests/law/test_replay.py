@@ -5,7 +5,7 @@ from tests.law.fleet import PROFILE
 
 from twinpool import __version__
 from twinpool.assemble import build_controller, replay
-from twinpool.config import Objectives, Routing
+from twinpool.config import Balance, Objectives, Routing, RoutingPolicy
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.journal import Header, encode_header, encode_step
@@ -23,7 +23,8 @@ SCENARIO = Scenario(
     traffic=TrafficSpec(mix="mixed-60-40", arrivals=Poisson(rate=40.0)),
     duration_s=20.0,
     objectives=Objectives(),
-    routing=Routing(max_waiting=1000),
+    routing=Routing(policy=RoutingPolicy.LEAST_COST, max_waiting=1000),
+    balance=Balance(),
     workers=GROUPS,
     faults=(Fault(at_s=12.0, worker="w001", kind=FaultKind.CRASH, lasts_s=3.0),),
 )

@@ -6,7 +6,7 @@ from tests.core.stage import Stage, prompt, worker
 from tests.policy.costs_of import PRIOR
 
 from twinpool.assemble import build_controller
-from twinpool.config import Routing
+from twinpool.config import Routing, RoutingPolicy
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.decisions import Choice, Why
@@ -20,7 +20,7 @@ def facts(name: str, *, budget: int | None = 8192, kv: int | None = None, slots:
 
 def stage(*workers: WorkerFacts | str) -> Stage:
     made = Stage()
-    made.controller = build_controller(Routing(), law=Law(priors={"": PRIOR}))
+    made.controller = build_controller(Routing(policy=RoutingPolicy.LEAST_COST), law=Law(priors={"": PRIOR}))
     for each in workers:
         made.joins(facts(each) if isinstance(each, str) else each)
     return made

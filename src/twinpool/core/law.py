@@ -5,7 +5,7 @@ Part of the journal beside the rules: a replay builds its policies from it.
 
 import msgspec
 
-from twinpool.config import Balance, Objectives
+from twinpool.config import Balance, BalanceMode, Objectives
 
 
 class CostPrior(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +33,6 @@ class Law(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     (`core.model.kind_of`); the one for "" is for kinds that have none of their own."""
 
     objectives: Objectives = Objectives()
-    balance: Balance = Balance()
+    balance: Balance = Balance(mode=BalanceMode.OFF)
     priors: dict[str, CostPrior] = {}
     learns: bool = True

@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from twinpool.assemble import build_controller
-from twinpool.config import BalanceMode, Config, Declared
+from twinpool.config import BalanceMode, Config, Declared, RoutingPolicy
 from twinpool.core.law import Law
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
@@ -71,8 +71,8 @@ class Gateway:
         self._config = config
         self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
         self._pool = Pool()
-        is_on = config.balance.mode is not BalanceMode.OFF
-        law = Law(objectives=config.objectives, balance=config.balance, learns=is_on)
+        learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
+        law = Law(objectives=config.objectives, balance=config.balance, learns=learns)
         controller = build_controller(config.routing, law=law)
         self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from twinpool.config import Balance, Count, Objectives, Routing, Seconds
+from twinpool.config import Balance, BalanceMode, Count, Objectives, Routing, Seconds
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.sim.engine import Scheduling
@@ -147,7 +147,7 @@ class Scenario(_Table, frozen=True):
     warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
-    balance: Balance = Balance()
+    balance: Balance = Balance(mode=BalanceMode.OFF)
     knows_costs: bool = True
     clients: Clients = Clients()
     gateway: Gateway = Gateway()
