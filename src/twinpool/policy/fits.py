@@ -43,7 +43,7 @@ class Fit:
         self._above = above
         self._prior = [[0.0] * size for _ in range(size)]
         self._prior_values = [0.0] * size
-        for x, y, weight in prior:
+        for x, y, weight in (row for row in prior if row[1] > 0):
             _add(self._prior, self._prior_values, x, y, weight / (y * y))
         self.is_prior_whole = len(prior) >= size
         self._products = [[0.0] * size for _ in range(size)]
