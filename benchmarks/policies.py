@@ -171,7 +171,7 @@ def sample(cell: Cell, seed: int, rate: float) -> tuple[list[Offered], float]:
 def bound_req_s(cell: Cell) -> float:
     """Of any policy at any budget, for the lengths of the first sample."""
     profile = load_profile(PROFILES[cell.profile])
-    requests, _ = sample(cell, 1, 20.0)
+    requests, _ = sample(cell, 1, GUESS[cell.profile])
     demand = demand_of(requests)
     steps = configurations(profile, StepCost(profile), demand, cell.itl_s, budget_tokens=8192)
     return capacity_req_s(demand, [(WORKERS, steps)])
@@ -211,15 +211,14 @@ def _simple(rules: Routing) -> Controller:
 def figure(cell: Cell, way: Way, seeds: int) -> Figure:
     began = perf_counter()
     ceiling = bound_req_s(cell)
-    if cell.traffic == "burst":
-        ceiling *= 1.0
     requests, seconds = sample(cell, 1, ceiling)
+    played = len(requests) / seconds if cell.traffic != "burst" else ceiling
 
     def at(scale: float) -> Run:
         return play(cell, way, list(scaled(requests, rate=scale)), seconds / scale, may_give_up=True)
 
     found = highest_scale(at, 0.8, 1.0, resolution=0.01)
-    rate = found.scale * ceiling
+    rate = found.scale * played
     if found.run is None:
         return Figure(0.0, (), None, None, 0, found.runs, perf_counter() - began)
     confirmed = []

@@ -62,6 +62,7 @@ class Twins:
 
     def remember(self) -> None:
         self.second = again(self.second or self.first)
+        self.first.remember()  # forgets what it has only looked up
         assert everything(self.second) == everything(self.first)
 
     def handle(self, event: on.Event) -> list[do.Command]:

@@ -1,11 +1,11 @@
-"""Small scenarios: few workers of the plain kind, a minute of traffic."""
+"""Small scenarios: few workers of the plain kind, a minute of traffic. Costs are not known: the least loaded gets work."""
 
 from typing import Any
 
 import msgspec
 from tests.sim.plain import PROFILE
 
-from twinpool.config import Routing
+from twinpool.config import Balance, BalanceMode, Routing
 from twinpool.core.model import Role
 from twinpool.profile import Profile
 from twinpool.sim.run import Run, simulate
@@ -27,6 +27,8 @@ def scene(**changes: Any) -> Scenario:
         duration_s=60,
         routing=Routing(request_timeout_s=60, max_waiting=100_000),
         workers=PAIR,
+        balance=Balance(mode=BalanceMode.OFF),
+        knows_costs=False,
     )
     return msgspec.structs.replace(base, **changes)
 

@@ -11,7 +11,7 @@ from twinpool.core.journal import Header, encode_header, encode_step
 from twinpool.core.model import Role
 from twinpool.errors import UserError
 from twinpool.sim.findings import findings_of
-from twinpool.sim.run import Run
+from twinpool.sim.run import Run, law_of
 from twinpool.sim.scenario import Clients, Fault, FaultKind, Gateway, TrafficSpec
 from twinpool.workload.arrivals import Poisson
 from twinpool.workload.offered import Offered
@@ -30,7 +30,7 @@ def mean_ttft_s(run: Run) -> float:
 
 def test_the_gateway_s_own_controller_is_run_and_its_journal_replays() -> None:
     scenario = scene(faults=CRASHES, clients=Clients(patience_s=3))
-    lines = [encode_header(Header(version=__version__, rules=scenario.routing))]
+    lines = [encode_header(Header(version=__version__, rules=scenario.routing, law=law_of(scenario, [])))]
     run = play(scenario, on_step=lambda event, commands: lines.append(encode_step(event, commands)))
     assert run.recording.outcomes["ok"] > 300
     outcome = replay(lines)

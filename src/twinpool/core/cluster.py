@@ -153,6 +153,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
     workers: list[Worker] = []
     loads: list[Load] = []
+    at: float = 0.0
 
 
 class Cluster:
@@ -164,10 +165,11 @@ class Cluster:
         self._routable: dict[str, list[Worker]] = {}  # as of the last change of anything but load
         self._pauses_end = inf
         self._flexible: list[str] | None = None
-        self.at = 0.0  # of the event that is being handled
+        self.at = record.at  # of the event that is being handled
 
     def remember(self) -> ClusterRecord:
-        return ClusterRecord(list(self._workers.values()), list(self._loads.values()))
+        self.has_changed()  # what is only looked up is no part of it
+        return ClusterRecord(list(self._workers.values()), list(self._loads.values()), self.at)
 
     def __getitem__(self, worker: str) -> Worker:
         return self._workers[worker]
@@ -214,6 +216,7 @@ class Cluster:
     def has_changed(self) -> None:
         """Something other than load did: who is there must be looked up again."""
         self._routable.clear()
+        self._pauses_end = inf
         self._flexible = None
 
     def flexible_kinds(self) -> Sequence[str]:

@@ -22,23 +22,6 @@ class KindCosts:
     """The present estimates for one kind; seconds. `limit_s` is how long a step may take by the ITL objective. Where not even
     the smallest keeps that, it is twice a usual step: who cannot keep an objective is not left idle for it."""
 
-    __slots__ = (
-        "a_prompt_s",
-        "handoff_s",
-        "handoff_token_s",
-        "is_hopeless",
-        "limit_s",
-        "mixed_s",
-        "mixed_token_s",
-        "most_batch",
-        "read_pair_s",
-        "read_s",
-        "read_token_s",
-        "step_kv_token_s",
-        "step_s",
-        "step_sequence_s",
-    )
-
     def __init__(
         self,
         reading: list[float],

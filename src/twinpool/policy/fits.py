@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 _FAR = 2.0
-_LEAST_S = 1e-4  # a prior that takes no time at all is known no better than this
 
 
 class FitRecord(msgspec.Struct):
@@ -44,9 +43,8 @@ class Fit:
         self._above = above
         self._prior = [[0.0] * size for _ in range(size)]
         self._prior_values = [0.0] * size
-        for x, y, weight in prior:
-            scale = max(y, _LEAST_S)
-            _add(self._prior, self._prior_values, x, y, weight / (scale * scale))
+        for x, y, weight in (row for row in prior if row[1] > 0):
+            _add(self._prior, self._prior_values, x, y, weight / (y * y))
         self.is_prior_whole = len(prior) >= size
         self._products = [[0.0] * size for _ in range(size)]
         self._values = [0.0] * size

@@ -19,7 +19,9 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
     pair_s = max(0.0, (last_s / last - before_s / before) / (last - before))
     chunk = min(budget_tokens or 2048, lengths[-1][0])
     full_s = _between(lengths, chunk) - pair_s * chunk * chunk
-    rows = [((1.0, batch, batch * context), ms / 1e3, 1.0) for batch, context, ms in profile.decode_step_ms if batch >= 8]
+    fewest = min(8, max(profile.batches) / 2)  # under 8 a step is on its floor
+    cells = [cell for cell in profile.decode_step_ms if cell[0] >= fewest]
+    rows = [((1.0, batch, batch * context), ms / 1e3, 1.0) for batch, context, ms in cells]
     step = Fit(3, prior=rows)
     step_s, sequence_s, kv_token_s = step.coefficients or [0.0, 0.0, 0.0]
     few, many = 256, 1024
