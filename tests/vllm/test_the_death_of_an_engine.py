@@ -52,7 +52,7 @@ def test_its_answers_go_on_or_end_with_an_error_and_all_others_are_right(service
     question = prompts.text(150)
     answer = service.chat(question, max_tokens=8)
     assert answer.path == "disaggregated"
-    until(lambda: decode.moved_bytes() > moved, within_s=5)
+    until(lambda: decode.moved_bytes() > moved, within_s=60)
     assert answer.text == alone(prefill, question, max_tokens=8)
     service.wait_until_idle(within_s=60)
 
