@@ -4,6 +4,7 @@ import math
 
 import pytest
 from tests.live import prompts
+from tests.live.scrape import Scrape
 from tests.live.waiting import until
 from tests.vllm.engine import BLOCK_TOKENS, MODEL, ask, kv_bytes_a_token
 from tests.vllm.service import Front
@@ -22,13 +23,15 @@ def test_first_tokens_agree_with_one_engine_alone_and_their_kv_was_moved(service
     """
     decode = service.engines[service.name_of_decode()]
     asked = {"prompt": prompts.tokens(length), "max_tokens": 1, "logprobs": 5}
-    before = decode.moved_bytes()
+    before, failed = decode.moved_bytes(), failed_decodes(service)
     answer = service.complete(**asked)
     assert answer.path == "disaggregated", answer
     assert answer.content["usage"]["prompt_tokens"] == length
     expected = math.ceil(length / BLOCK_TOKENS) * BLOCK_TOKENS * kv_bytes_a_token()
     until(lambda: decode.moved_bytes() > before, within_s=60)
-    assert decode.moved_bytes() - before == expected
+    # an engine too busy to answer for its lease is not believed: then the prompt was read and moved again, as a whole
+    tries = 1 + failed_decodes(service) - failed
+    assert decode.moved_bytes() - before in [expected * times for times in range(1, int(tries) + 1)]
 
     salted = {"model": MODEL, "temperature": 0, "cache_salt": "read anew", **asked}
     status, alone = ask(f"{decode.url}/v1/completions", salted)
@@ -38,6 +41,10 @@ def test_first_tokens_agree_with_one_engine_alone_and_their_kv_was_moved(service
     token = found["text"]
     assert token in theirs, (ours, theirs)
     assert ours[token] == pytest.approx(theirs[token], abs=0.1)
+
+
+def failed_decodes(service: Front) -> float:
+    return Scrape(service.url).total("twinpool_leg_failures_total", leg="decode")
 
 
 def test_whole_answers_agree_with_one_engine_alone(service: Front) -> None:
