@@ -235,7 +235,7 @@ class Driver:
         request.decode = command.worker
         doubt = None
         if command.trusted_until is not None and request.prefilled is not None and request.read_in is not None:
-            trust = self._guard.watch(command.prefill_worker, request.prefilled, command.trusted_until)
+            trust = self._guard.watch(command.prefill_worker, request.sent or request.prefilled, command.trusted_until)
             used = (request.read_in, self.cache_epochs.epoch_of(command.worker))
             request.watch = self.cache_epochs.watch(command.worker, trust, command.trusted_until)
             doubt = CacheDoubt(self.cache_epochs, used, trust)

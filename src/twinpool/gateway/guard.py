@@ -4,7 +4,7 @@ A prefill worker keeps the KV until its lease ends. What was not read by then is
 and vLLM tells nobody: the decode worker answers 200, fluently, from whatever lies there now. So
 
     first token before `trusted_until`  the lease was still running when the KV was read: safe
-    later                               held back until P has shown that since then no lease ran out and no read came late
+    later                               held back until P shows that since it was asked no lease ran out and no read came late
     P was away in the meantime          the same, whatever the time: another engine may answer at its address
 
 `Histories` remembers what the probes of each worker counted and when; `Trust` is the question about one leg.
@@ -77,7 +77,8 @@ class Histories:
 
 
 class Trust:
-    """The question about one decode leg whose KV lay on the worker `prefill` from `granted` on."""
+    """The question about one decode leg whose KV lay on the worker `prefill`. Its lease cannot have begun before `granted`,
+    when P was asked to read; it may have ended before P's answer came through, on a busy machine."""
 
     def __init__(self, guard: "Guard", prefill: str, granted: float, trusted_until: float) -> None:
         self._guard = guard
@@ -91,9 +92,7 @@ class Trust:
 
     def find_out(self, first_token: float, then: Callable[[bool], None]) -> None:
         """Ask P, and call `then` with whether the token may be believed."""
-        was_there = self._guard.histories.is_seen_since(self._prefill, self._granted)
-        since = self._trusted_until if first_token >= self._trusted_until and was_there else self._granted
-        self._guard.start(self._prefill, self._granted, since, then)
+        self._guard.start(self._prefill, self._granted, self._granted, then)
 
 
 class Guard:
