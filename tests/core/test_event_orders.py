@@ -100,6 +100,7 @@ class World(RuleBasedStateMachine):
         self.attempts: dict[str, int] = {}
         self.ways: dict[tuple[str, int], Decision] = {}
         self.promised: dict[tuple[str, int], str] = {}  # room on a decode worker
+        self.asked: dict[tuple[str, int], float] = {}  # when a prefill worker was asked
         self.begun: set[str] = set()  # the client has part of the answer
         self.broken: list[tuple[str, int, Leg]] = []  # legs that the driver was told to break off
         self.legs: dict[tuple[str, int, Leg], Out] = {}
@@ -157,6 +158,7 @@ class World(RuleBasedStateMachine):
         self._send(command.request, command.attempt, Leg.PREFILL, command.worker)
         if self.engines[command.worker].facts.dialect is Dialect.NIXL:
             self.promised[command.request, command.attempt] = way.decode
+            self.asked[command.request, command.attempt] = self.now
 
     def _SendDecode(self, command: do.SendDecode) -> None:  # noqa: N802
         key = (command.request, command.attempt)
@@ -177,7 +179,7 @@ class World(RuleBasedStateMachine):
         is_pair = holder.is_known and engine.is_known  # one that was removed ends what it has
         assert not is_pair or (held.worker, command.worker) in self.fit, "this pair is no longer proved"
         is_vouched = holder.facts.vouches and engine.facts.vouches
-        assert command.trusted_until == (None if is_vouched else held.expires - RULES.lease_margin_s)
+        assert command.trusted_until == (None if is_vouched else self.asked[key] + RULES.lease_s - RULES.lease_margin_s)
         is_promised = self.promised.pop(key) == command.worker and engine.is_known and not engine.is_lost
         self._send(*key, Leg.DECODE, command.worker, may_be_closed=is_promised)
 

@@ -128,6 +128,20 @@ async def test_a_token_in_time_needs_nobody_to_vouch_for_it() -> None:
         assert await failures(h, "suspect") == 0
 
 
+async def test_a_lease_that_ran_out_since_prefill_was_asked_casts_doubt_whosesoever_it_was() -> None:
+    """Nobody tells when within an attempt its own lease began: P's answer may be on its way for longer than the lease lasts. What
+    others' leases cost by that is a prompt that is read once more."""
+    async with stock() as h:
+        await h.proved()
+        h.d.script.replies.append(late())
+        asking = asyncio.create_task(h.chat("n1"))
+        await until(lambda: decoding(h))
+        h.p.script.metrics = {EXPIRED: 7.0}
+        assert (await asking).text == told("n1")
+        assert await failures(h, "suspect") == 1
+        assert asked(h) == 2
+
+
 @STREAM
 @pytest.mark.parametrize("tells_life", [True, False], ids=["told", "untold"])
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.3, LATE_S])

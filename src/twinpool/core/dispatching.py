@@ -33,7 +33,7 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
             is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
             if decision.choice is not Choice.WAIT and is_let_by:
                 books.waiting.remove(request)
-                _start(books, request, decision, out)
+                _start(books, request, decision, at, out)
                 continue
             if not request.shown_waiting and decision.choice is Choice.WAIT:
                 request.shown_waiting = True
@@ -44,8 +44,9 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
             ahead += request.prompt_tokens
 
 
-def _start(books: Books, request: Request, decision: Decision, out: list[do.Command]) -> None:
+def _start(books: Books, request: Request, decision: Decision, at: float, out: list[do.Command]) -> None:
     request.attempt += 1
+    request.sent_at = at
     request.shown_waiting = False
     request.counted_tokens = None
     tokens, sequences = request.prompt_tokens, request.facts.sequences
@@ -109,7 +110,10 @@ def hand_off(books: Books, request: Request, event: on.PrefillFinished, out: lis
     request.story.move(RequestMove.HAND_OFF)
     books.handles.send((request.id, request.attempt))
     is_vouched = prefill.vouches and reserved.engine.vouches
-    _send(books, request, Leg.DECODE, out, None if is_vouched else event.at + lease_s - books.rules.lease_margin_s)
+    # when within this attempt the lease began nobody tells: P's answer may have been long on its way
+    began_at = request.sent_at if request.sent_at is not None else event.at - lease_s
+    trusted_until = None if is_vouched else began_at + lease_s - books.rules.lease_margin_s
+    _send(books, request, Leg.DECODE, out, trusted_until)
 
 
 def _other_decode(books: Books, request: Request, prefill: str, at: float) -> Worker | None:

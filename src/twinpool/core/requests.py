@@ -21,6 +21,7 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     attempt: int = 0
     strikes: int = 0
     failed_handoffs: int = 0
+    sent_at: float | None = None  # this attempt's prefill leg: no lease on its KV can have begun before
     counted_tokens: int | None = None  # of the prompt, by the engine that prefilled it in this attempt
     avoid: frozenset[str] = frozenset()
     prefill: Incarnation | None = None

@@ -34,13 +34,14 @@ class Epoch(NamedTuple):
 class Watch:
     """Over one decode leg whose answer is not judged yet."""
 
-    def __init__(self, epochs: "CacheEpochs", epoch: Epoch, doubt: Doubt, trusted_until: float) -> None:
+    def __init__(self, epochs: "CacheEpochs", epoch: Epoch, doubt: Doubt, trusted_until: float, lease_ends_by: float) -> None:
         self.epoch = epoch
         self.doubt = doubt
         self._epochs = epochs
         self._trusted_until = trusted_until
+        self._lease_ends_by = lease_ends_by
         self._has_ended = False
-        self._set_timer(trusted_until + epochs.margin_s + _COUNTED_S)
+        self._set_timer(lease_ends_by + _COUNTED_S)
 
     def believed(self) -> None:
         """Its first token may be believed, and so may what the engine has cached."""
@@ -60,7 +61,7 @@ class Watch:
         elif not self._has_ended:
             self._has_ended = True
             self._timer.cancel()
-            self._set_timer(max(self._trusted_until + self._epochs.margin_s, at) + _COUNTED_S)
+            self._set_timer(max(self._lease_ends_by, at) + _COUNTED_S)
 
     def _set_timer(self, at: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(max(at - monotonic(), 0.0), self._look)
@@ -124,10 +125,9 @@ class CacheDoubt:
 
 
 class CacheEpochs:
-    """The epoch of each worker. `margin_s` is how long before the end of a lease a first token ceases to be safe."""
+    """The epoch of each worker."""
 
-    def __init__(self, margin_s: float, say: Callable[[str], None]) -> None:
-        self.margin_s = margin_s
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.is_closed = False
         self._say = say
         self._salts: dict[str, str] = {}
@@ -161,9 +161,10 @@ class CacheEpochs:
         self._salts.pop(worker, None)
         self._watches.pop(worker, None)
 
-    def watch(self, worker: str, doubt: Doubt, trusted_until: float) -> Watch:
-        """Ask, soon after the lease's end, whether it ended unread; unless the leg is judged before."""
-        watch = Watch(self, self.epoch_of(worker), doubt, trusted_until)
+    def watch(self, worker: str, doubt: Doubt, trusted_until: float, lease_ends_by: float) -> Watch:
+        """Ask, soon after the lease's end, whether it ended unread; unless the leg is judged before. The lease ends between the
+        two times: within them nobody knows."""
+        watch = Watch(self, self.epoch_of(worker), doubt, trusted_until, lease_ends_by)
         self._watches.setdefault(worker, {})[watch] = None
         return watch
 

@@ -89,7 +89,7 @@ class Driver:
         self._journal = journal
         self._access_log = access_log
         self._guard = Guard(self.histories, self._scrape)
-        self.cache_epochs = CacheEpochs(controller.rules.lease_margin_s, lambda news: self.say(news))
+        self.cache_epochs = CacheEpochs(lambda news: self.say(news))
         self._canaries = Canaries(pool, controller.rules, timeouts, self.feed, self._scrape)
         self._releases = Releases(pool, timeouts.release_s, self.feed)
         self._legs = Legs(pool, timeouts, self.feed, self._releases.start, expose_route=expose_route)
@@ -233,14 +233,18 @@ class Driver:
     def _send_decode(self, command: do.SendDecode) -> None:
         request = self._requests[command.request]
         request.decode = command.worker
-        doubt = None
-        if command.trusted_until is not None and request.prefilled is not None and request.read_in is not None:
-            trust = self._guard.watch(command.prefill_worker, request.sent or request.prefilled, command.trusted_until)
-            used = (request.read_in, self.cache_epochs.epoch_of(command.worker))
-            request.watch = self.cache_epochs.watch(command.worker, trust, command.trusted_until)
-            doubt = CacheDoubt(self.cache_epochs, used, trust)
+        doubt = None if command.trusted_until is None else self._doubt(command, request, command.trusted_until)
         self._legs.start_decode(request, self._place(command.worker), doubt)
         self.metrics.indicators.leg_runs(request.legs[Leg.DECODE], command.worker)
+
+    def _doubt(self, command: do.SendDecode, request: ClientRequest, trusted_until: float) -> CacheDoubt:
+        sent, prefilled, read_in = request.sent, request.prefilled, request.read_in
+        if sent is None or prefilled is None or read_in is None:
+            raise ValueError(f"{request.id} was not prefilled")
+        trust = self._guard.watch(command.prefill_worker, sent, trusted_until)
+        lease_ends_by = trusted_until + self.controller.rules.lease_margin_s + prefilled - sent
+        request.watch = self.cache_epochs.watch(command.worker, trust, trusted_until, lease_ends_by)
+        return CacheDoubt(self.cache_epochs, (read_in, self.cache_epochs.epoch_of(command.worker)), trust)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         request = self._requests[command.request]
