@@ -129,7 +129,7 @@ async def test_a_token_in_time_needs_nobody_to_vouch_for_it() -> None:
 
 
 async def test_a_lease_that_ran_out_since_prefill_was_asked_casts_doubt_whosesoever_it_was() -> None:
-    """Nobody tells when within an attempt its own lease began: P's answer may be on its way for longer than the lease lasts. What
+    """Nobody tells when within an attempt its own lease began: P's answer may be on its way for longer than it lasts. What
     others' leases cost by that is a prompt that is read once more."""
     async with stock() as h:
         await h.proved()
