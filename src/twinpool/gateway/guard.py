@@ -77,22 +77,22 @@ class Histories:
 
 
 class Trust:
-    """The question about one decode leg whose KV lay on the worker `prefill`. Its lease cannot have begun before `granted`,
-    when P was asked to read; it may have ended before P's answer came through, on a busy machine."""
+    """The question about one decode leg whose KV lay on the worker `prefill`. Its lease cannot have begun before `asked`, when
+    P was sent the prompt; it may have ended before P's answer came through, on a busy machine."""
 
-    def __init__(self, guard: "Guard", prefill: str, granted: float, trusted_until: float) -> None:
+    def __init__(self, guard: "Guard", prefill: str, asked: float, trusted_until: float) -> None:
         self._guard = guard
         self._prefill = prefill
-        self._granted = granted
+        self._asked = asked
         self._trusted_until = trusted_until
 
     def is_safe(self, first_token: float) -> bool:
         """It was read in time, whatever anybody counts."""
-        return first_token < self._trusted_until and self._guard.histories.is_seen_since(self._prefill, self._granted)
+        return first_token < self._trusted_until and self._guard.histories.is_seen_since(self._prefill, self._asked)
 
     def find_out(self, first_token: float, then: Callable[[bool], None]) -> None:
         """Ask P, and call `then` with whether the token may be believed."""
-        self._guard.start(self._prefill, self._granted, self._granted, then)
+        self._guard.start(self._prefill, self._asked, then)
 
 
 class Guard:
@@ -103,11 +103,11 @@ class Guard:
         self._scrape = scrape
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def watch(self, prefill: str, granted: float, trusted_until: float) -> Trust:
-        return Trust(self, prefill, granted, trusted_until)
+    def watch(self, prefill: str, asked: float, trusted_until: float) -> Trust:
+        return Trust(self, prefill, asked, trusted_until)
 
-    def start(self, prefill: str, granted: float, since: float, then: Callable[[bool], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._find_out(prefill, granted, since, then))
+    def start(self, prefill: str, asked: float, then: Callable[[bool], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._find_out(prefill, asked, then))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -116,12 +116,12 @@ class Guard:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _find_out(self, prefill: str, granted: float, since: float, then: Callable[[bool], None]) -> None:
-        before = self.histories.counted_at(prefill, since)
+    async def _find_out(self, prefill: str, asked: float, then: Callable[[bool], None]) -> None:
+        before = self.histories.counted_at(prefill, asked)
         is_same = before is not None and before.is_known and await self._counts_now(prefill) == before
         # an engine that tells no life of it from another counts the same after a restart as before: nothing
         is_told = before is not None and before.incarnation != ""
-        then(is_same and (is_told or self.histories.is_seen_since(prefill, granted)))
+        then(is_same and (is_told or self.histories.is_seen_since(prefill, asked)))
 
     async def _counts_now(self, worker: str) -> Counted | None:
         for _ in range(_TRIES):
