@@ -225,7 +225,7 @@ class Engine:
         """Something came. An idle engine begins once everything that comes at this moment is there."""
         if not self._is_busy:
             self._is_busy = True
-            self._loop.call_at(at, Rank.STEP, self._begin_if, self._version)
+            self._loop.call_at(at, Rank.BEGIN, self._begin_if, self._version)
         elif self._leap > 1:
             self._cut(at)
 

@@ -1,8 +1,9 @@
 """The clock: a heap of what will happen, and the order of what happens at the same moment.
 
-At one moment first the engines' steps end, then handoffs arrive, then faults strike, then probes look, then clients come and
-leave, last the controller's own timer: an effect is seen before anybody decides anew. Within a rank it goes by the order of
-asking. So a run depends on nothing but its scenario and its seed.
+At one moment first the engines' steps end, then legs and handoffs arrive, then faults strike, then probes look, then clients
+come and leave, then the controller's own timer rings: an effect is seen before anybody decides anew. Last, engines that were
+idle begin with all that has come. Within a rank it goes by the order of asking. So a run depends on nothing but its scenario
+and its seed.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ class Rank(IntEnum):
     PROBE = 3
     CLIENT = 4
     TIMER = 5
+    BEGIN = 6
 
 
 Call = Callable[[float, Any], None]
