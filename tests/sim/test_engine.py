@@ -5,6 +5,9 @@ from tests.sim.plain import Bench, is_gone, profile
 
 from twinpool.core.model import Leg
 from twinpool.sim.engine import Scheduling
+from twinpool.sim.loop import Rank
+from twinpool.sim.sequence import Sequence
+from twinpool.workload.offered import Offered
 
 
 def test_a_prompt_then_a_token_a_step() -> None:
@@ -111,6 +114,23 @@ def test_the_last_to_join_gives_way_when_the_kv_is_full_and_writes_its_tokens_al
     assert [(s.gaps.gaps, s.written) for s in (a, b)] == [(39, 40), (39, 40)]
     assert b.gaps.worst_s > 0.1  # stood still until a had finished
     assert bench.engine.kv_used == 0
+
+
+def test_an_idle_engine_begins_with_all_that_comes_at_that_moment() -> None:
+    bench = Bench()
+    for name in ("a", "b"):
+        bench.loop.call_at(0.0, Rank.HANDOFF, bench.engine.submit, Sequence(name, Leg.WHOLE, Offered(0.0, 200, 1, False)))
+    bench.runs()
+    assert bench.when("first", "a") == bench.when("first", "b") == 40.0
+
+
+def test_of_one_step_the_first_tokens_are_told_before_the_ends() -> None:
+    bench = Bench()
+    bench.gives("a", 100, 2)
+    bench.gives("b", 100, 1, at_ms=5)
+    said = bench.runs()
+    at = bench.when("finished", "a")
+    assert [(what, name) for when, what, name in said if when == at] == [("first", "b"), ("finished", "a"), ("finished", "b")]
 
 
 def test_what_comes_within_a_leap_begins_with_the_next_step() -> None:

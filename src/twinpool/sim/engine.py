@@ -109,6 +109,7 @@ class Engine:
         self._held: dict[Sequence, None] = {}  # in the order of their leases' ends
         self._ends: list[tuple[int, int, Sequence]] = []
         self._newcomers: list[Sequence] = []  # joined since the last decode step
+        self._firsts: list[Sequence] = []  # whose first token is out, and not told yet
         self._chunks: list[tuple[Sequence, int]] = []
         self._context = 0  # tokens of KV of the running ones
         self._reserved = 0  # of those that read or come
@@ -364,11 +365,19 @@ class Engine:
         if self._chunks:
             totals.mixed_steps += self._batch > 0
             self._chunks_read(at, news)
+        if self._firsts:
+            self._tell_firsts(at)
         for tell, sequence in news:
             tell(at, sequence)
         if self._arriving:
             self._admit_arriving(at)
         self._begin(at)
+
+    def _tell_firsts(self, at: float) -> None:
+        """Before all other news of the step: a gateway notes a first token as it reads it, an end of an answer a turn later."""
+        firsts, self._firsts = self._firsts, []
+        for sequence in firsts:
+            self._listener.first_token(at, sequence)
 
     def _tokens_written(self, at: float, leap: int, step_s: float, news: list[_Piece]) -> None:
         batch, gaps, cost = self._batch, self._gaps, self._cost
@@ -389,7 +398,7 @@ class Engine:
                     long -= 1
                 else:
                     short -= 1
-                self._token_of_its_own(at, sequence, news)
+                self._token_of_its_own(at, sequence)
                 sequence.gaps.begin(gaps, step)
             self._newcomers.clear()
         if short or long:
@@ -433,7 +442,7 @@ class Engine:
                 self._cache.add(sequence.prefix, self.limits.kv_tokens - self.kv_used)
         self._chunks.clear()
 
-    def _token_of_its_own(self, at: float, sequence: Sequence, news: list[_Piece]) -> None:
+    def _token_of_its_own(self, at: float, sequence: Sequence) -> None:
         """One whose gap, if it has one, nobody shares: the first on this engine, or the first after a preemption."""
         gap_s = None
         if sequence.last_token_at is not None:
@@ -443,13 +452,13 @@ class Engine:
         self._meter(at, not sequence.is_long, sequence.is_long, gap_s)
         if not sequence.is_begun:
             sequence.is_begun = True
-            news.append((self._listener.first_token, sequence))
+            self._firsts.append(sequence)
 
     def _write_from_prompt(self, at: float, sequence: Sequence, news: list[_Piece]) -> None:
         """The step that read the last of a prompt also writes a token."""
         self.totals.written_tokens += 1
         sequence.written += 1
-        self._token_of_its_own(at, sequence, news)
+        self._token_of_its_own(at, sequence)
         if sequence.written >= sequence.output_tokens:
             self._finish(at, sequence, news)
         else:
