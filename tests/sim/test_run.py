@@ -93,6 +93,20 @@ def test_a_slow_link_costs_what_bytes_over_bandwidth_says() -> None:
     assert ttft(1e5) > 10
 
 
+def test_a_handoff_is_timed_by_the_one_that_decodes() -> None:
+    """From the arrival of its leg, so that the leg's own way is no part of it."""
+    ends: list[on.Event] = []
+    play(
+        scene(gateway=Gateway(dispatch_s=0.1)),
+        requests=iter([Offered(10.0, 1000, 5, False)]),
+        on_step=lambda event, _: ends.append(event),
+    )
+    (finished,) = (event for event in ends if isinstance(event, on.RequestFinished))
+    assert finished.timeline.handoff_s == pytest.approx(0.001 + 1e6 / 1e9)
+    parts = finished.timeline.ttft_parts_s()
+    assert parts["first_decode"] == pytest.approx(0.110)
+
+
 def test_a_lease_that_ends_before_the_kv_is_there_is_no_answer() -> None:
     scenario = scene(gateway=Gateway(lease_s=2.0))
     run = play(scenario, profile=profile(handoff_bytes_per_s=2e5), requests=iter([Offered(10.0, 1000, 5, False)]))

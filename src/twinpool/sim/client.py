@@ -40,7 +40,7 @@ class Client:
         "arrived",
         "attempt",
         "decode",
-        "decode_sent",
+        "decode_began",
         "first_token",
         "handle",
         "handoff_s",
@@ -61,7 +61,7 @@ class Client:
         self.path: str | None = None
         self.sent: float | None = None
         self.prefilled: float | None = None
-        self.decode_sent = 0.0
+        self.decode_began = 0.0  # its leg arrived there
         self.handoff_s: float | None = None
         self.first_token: float | None = None
         self.prefill: Placed | None = None

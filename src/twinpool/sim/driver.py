@@ -186,7 +186,7 @@ class Driver:
             return
         self._handles.pop((client.id, client.attempt), None)
         source.worker.engine.free(at, source.sequence)
-        client.handoff_s = at - client.decode_sent
+        client.handoff_s = at - client.decode_began
         target.worker.engine.join(at, sequence)
 
     @staticmethod
@@ -234,7 +234,6 @@ class Driver:
 
     def _send_decode(self, command: do.SendDecode) -> None:
         client = self._requests[command.request]
-        client.decode_sent = self._loop.at
         worker = self.workers[command.worker]
         placed = client.decode = Placed(worker, worker.incarnation, Sequence(client, Leg.DECODE, client.offered))
         self._send(client, placed)
@@ -268,6 +267,7 @@ class Driver:
         elif not worker.engine.can_ever_hold(client.offered.prompt_tokens + client.offered.output_tokens):
             self._fail_leg(client, attempt, sequence.leg, Failure.REJECTED)
         elif sequence.leg is Leg.DECODE:
+            client.decode_began = at
             worker.engine.receive(at, sequence)
         else:
             worker.engine.submit(at, sequence)
