@@ -62,5 +62,13 @@ def test_one_pool_needs_prompts_that_are_readable_beside() -> None:
     assert carried_by_one_pool(traffic, kind(budget=512), {"k": 4}) > 1.0
 
 
+def test_what_is_carried_does_not_hang_on_rounding() -> None:
+    found = [
+        carried_by_one_pool(asked(reads=20_000 * (1 + n * 1e-12), writes=2000, short_share=0.0), kind(budget=512), {"k": 3})
+        for n in range(50)
+    ]
+    assert max(found) - min(found) < 0.01
+
+
 def test_nothing_asked_is_carried_any_number_of_times() -> None:
     assert times(asked(reads=0, writes=0), 1, 1) >= 1e6

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from twinpool.policy.costs import KindCosts
 
 _MOST = 1e6  # times the present traffic: nothing is asked for
+_ALL = 1 - 1e-9  # of what must be read: a sum of shares is seldom exactly 1
 
 
 class Kind(NamedTuple):
@@ -89,7 +90,7 @@ def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decod
         reading_s, share = found
         beside += decodes[name] * min(reading_s, share * reads * tokens_s / total_s)
     reading = sum(count * _reading_tokens_s(asked, kinds[name].costs) for name, count in prefills.items() if count)
-    return reading + min(beside, reads) >= reads
+    return reading + min(beside, reads) >= reads * _ALL
 
 
 def _alone_tokens_s(kind: Kind, context: float) -> float:
