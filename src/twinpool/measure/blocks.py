@@ -8,6 +8,7 @@ which it came: an overloaded service finishes less than it is sent. The blocks a
 requests that follow each other share a queue, so they are no independent draws, but stretches of time nearly are.
 """
 
+from math import fsum
 from typing import Self
 
 import msgspec
@@ -130,7 +131,7 @@ class Recorder:
                     worst_s = gap_s
             block.worst_s.add(worst_s)
             block.stalled_s += stalled_s
-            block.stream_s += sum(gaps)
+            block.stream_s += fsum(gaps)
         in_time = sample.ttft_s is not None and sample.ttft_s <= self.objectives.slo_ttft_s
         block.met += in_time and worst_s <= stall_s and over <= OWN_GAPS_SHARE * len(gaps)
 

@@ -5,7 +5,7 @@ hour and a simulated day fit into memory, and two digests add up.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import ceil, log
+from math import ceil, fsum, log
 from operator import mul
 
 _GROWTH = 1.01
@@ -69,11 +69,11 @@ class Layers:
         self.high = max((digest.high for digest in digests), default=0.0)
 
     def weight(self, weights: Sequence[float]) -> float:
-        return float(sum(map(mul, weights, self._weights)))
+        return fsum(map(mul, weights, self._weights))
 
     def mean(self, weights: Sequence[float]) -> float | None:
         weight = self.weight(weights)
-        return sum(map(mul, weights, self._totals)) / weight if weight else None
+        return fsum(map(mul, weights, self._totals)) / weight if weight else None
 
     def quantiles(self, weights: Sequence[float], shares: Sequence[float]) -> list[float | None]:
         """The least value that at least each share of the weight does not exceed; `shares` rise. None without any value."""

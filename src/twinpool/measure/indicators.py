@@ -9,7 +9,7 @@ so beside it stands the useful work: what the finished tokens would cost at full
 """
 
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, fsum
 from typing import Literal
 
 import msgspec
@@ -75,12 +75,12 @@ def use_of(windows: Iterable[Load]) -> tuple[float | None, float | None, int]:
     known = [(window.offered, window.busy_ratio) for window in windows if window.busy_ratio is not None]
     if not known:
         return None, None, 0
-    mean = sum(busy for _, busy in known) / len(known)
+    mean = fsum(busy for _, busy in known) / len(known)
     if len(known) < FEWEST_WINDOWS:
         return mean, None, len(known)
     known.sort(key=lambda window: -window[0])
     peak = known[: ceil(PEAK_SHARE * len(known))]
-    return mean, sum(busy for _, busy in peak) / len(peak), len(known)
+    return mean, fsum(busy for _, busy in peak) / len(peak), len(known)
 
 
 def useful_work_ratio(

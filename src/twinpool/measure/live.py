@@ -7,6 +7,7 @@ twentieth), so the useful work compares the service with its own best moments.
 
 from collections import deque
 from collections.abc import Iterable
+from math import fsum
 
 import msgspec
 
@@ -148,7 +149,7 @@ class LiveIndicators:
         ]
         mean, peak, count = use_of(windows)
         answered = sum(window.long_answered for window in (*self._past, self._now))
-        ttft_s = sum(window.long_ttft_s for window in (*self._past, self._now))
+        ttft_s = fsum(window.long_ttft_s for window in (*self._past, self._now))
         seen = Indicators(
             ttft_long_s=ttft_s / answered if answered else None,
             long_requests=answered,

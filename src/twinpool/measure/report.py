@@ -4,6 +4,7 @@ Intervals are 95 % intervals from a bootstrap over the blocks of time: 200 resam
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import fsum
 from operator import mul
 from random import Random
 from typing import Any
@@ -101,7 +102,7 @@ class Tallied:
     def __init__(self, blocks: Sequence[Sequence[Block]]) -> None:
         """`blocks[i]` are those (of each class) of the i-th stretch of time."""
         self.size = len(blocks)
-        self._sums = {field: [sum(getattr(block, field) for block in both) for both in blocks] for field in _SUMMED}
+        self._sums = {field: [fsum(getattr(block, field) for block in both) for both in blocks] for field in _SUMMED}
         self._sums["seconds"] = [both[0].seconds for both in blocks]
         self._layers = {
             key: Layers([together(getattr(block, of) for block in both) for both in blocks]) for key, of in _SPREADS.items()
@@ -112,7 +113,7 @@ class Tallied:
         weights = weights or [1.0] * self.size
 
         def total(field: str) -> float:
-            return float(sum(map(mul, weights, self._sums[field])))
+            return fsum(map(mul, weights, self._sums[field]))
 
         seconds = total("seconds")
         answered = total("requests") - total("failed")
@@ -174,7 +175,7 @@ def report_of(recorders: Sequence[Recorder], indicators: Indicators, judged: Jud
         **{field: getattr(both, field) for field in both.__struct_fields__},
         short=figures_of([[block] for block in short], rng),
         long=figures_of([[block] for block in long], rng),
-        measured_s=sum(recorder.window.seconds for recorder in recorders),
+        measured_s=fsum(recorder.window.seconds for recorder in recorders),
         failures=failures,
         utilization_mean_ratio=indicators.utilization_mean_ratio,
         utilization_at_peak_ratio=indicators.utilization_at_peak_ratio,

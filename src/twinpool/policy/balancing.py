@@ -10,6 +10,7 @@ write."""
 
 from collections import Counter
 from collections.abc import Sequence
+from math import fsum
 
 import msgspec
 
@@ -65,7 +66,7 @@ class _Split:
 
     def _ingress(self, decodes: Counter[str]) -> float:
         """Of the links into the decode pool."""
-        able = sum(
+        able = fsum(
             count / kind.costs.handoff_token_s
             for name, count in decodes.items()
             if (kind := self.kinds[name]).costs.handoff_token_s

@@ -12,6 +12,7 @@ What it needs to know of traffic is proportions more than rates, so it hardly mo
 """
 
 from collections.abc import Callable, Mapping
+from math import fsum
 from typing import NamedTuple
 
 from twinpool.policy.costs import KindCosts
@@ -79,7 +80,7 @@ def _highest(is_carried: Callable[[float], bool]) -> float:
 def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float) -> bool:
     reads, writes = asked.reads * times, asked.writes * times
     able_s = {name: _alone_tokens_s(kinds[name], asked.context) for name, count in decodes.items() if count}
-    total_s = sum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
+    total_s = fsum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
     if not total_s:
         return False
     beside = 0.0
@@ -89,7 +90,7 @@ def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decod
             return False
         reading_s, share = found
         beside += decodes[name] * min(reading_s, share * reads * tokens_s / total_s)
-    reading = sum(count * _reading_tokens_s(asked, kinds[name].costs) for name, count in prefills.items() if count)
+    reading = fsum(count * _reading_tokens_s(asked, kinds[name].costs) for name, count in prefills.items() if count)
     return reading + min(beside, reads) >= reads * _ALL
 
 

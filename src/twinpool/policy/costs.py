@@ -4,7 +4,7 @@ prior.
 It shares no formula with the simulator's engines, and knows less: no step is seen from here, only prompts that were read and
 answers that were written."""
 
-from math import inf
+from math import fsum, inf
 
 import msgspec
 
@@ -196,4 +196,4 @@ def _handoff_prior(prior: CostPrior | None) -> _Rows:
 
 
 def _dot(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+    return fsum(a * b for a, b in zip(one, other, strict=True))

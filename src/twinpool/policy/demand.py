@@ -4,7 +4,7 @@ Work is summed prompt by prompt, since a mean over short and long prompts lies a
 stopped nothing of its shape is left to keep workers for.
 """
 
-from math import exp
+from math import exp, fsum
 
 import msgspec
 
@@ -74,14 +74,14 @@ class Demand:
         span_s = _MEMORY_S * (1.0 - exp(-seen_s / _MEMORY_S)) if seen_s > 0 else _MEMORY_S
         (short, long), (short_tokens, long_tokens) = now.rate, now.prompt_tokens
         requests, tokens = short + long, short_tokens + long_tokens
-        writes = sum(rate * output for rate, output in zip(now.rate, now.output_tokens, strict=True))
-        written_at = sum(
+        writes = fsum(rate * output for rate, output in zip(now.rate, now.output_tokens, strict=True))
+        written_at = fsum(
             output * (of_prompts + rate * output / 2)
             for rate, of_prompts, output in zip(now.rate, now.prompt_tokens, now.output_tokens, strict=True)
         )
         return Asked(
             reads=tokens / span_s,
-            squares=sum(now.square_tokens) / span_s,
+            squares=fsum(now.square_tokens) / span_s,
             writes=writes / span_s,
             context=written_at / writes if writes else 1.0,
             requests=requests / span_s,

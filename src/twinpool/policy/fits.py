@@ -4,6 +4,7 @@ Old samples fade, a prior stays; what is far from the fit counts only as far as 
 minute moves little and a lasting change still wins."""
 
 from collections.abc import Sequence
+from math import fsum
 
 import msgspec
 
@@ -63,7 +64,7 @@ class Fit:
         self.samples += 1
         guess = 0.0
         if self.coefficients is not None:
-            guess = sum(map(_times, self.coefficients, x))
+            guess = fsum(map(_times, self.coefficients, x))
             if guess > 0:
                 self.error_ratio += 0.05 * (min(abs(y - guess) / y, 1.0) - self.error_ratio)
                 y = min(max(y, guess / _FAR), guess * _FAR)
@@ -147,6 +148,6 @@ def _eliminated(matrix: list[list[float]], right: list[float]) -> list[float]:
                 rows[below] = [a - factor * b for a, b in zip(rows[below], rows[n], strict=True)]
     found = [0.0] * size
     for n in reversed(range(size)):
-        rest = rows[n][size] - sum(rows[n][m] * found[m] for m in range(n + 1, size))
+        rest = rows[n][size] - fsum(rows[n][m] * found[m] for m in range(n + 1, size))
         found[n] = rest / rows[n][n]
     return [value * factor for value, factor in zip(found, scale, strict=True)]

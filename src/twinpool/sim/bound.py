@@ -13,7 +13,7 @@ objectives with one in ten requests.)
 
 from collections.abc import Callable, Iterable
 from itertools import takewhile
-from math import inf
+from math import fsum, inf
 from typing import NamedTuple
 
 from twinpool.profile import Profile
@@ -132,14 +132,14 @@ def capacity_req_s(demand: Demand, groups: Iterable[tuple[int, list[Configuratio
     groups = list(groups)
     if not demand.decode_tokens:
         return (
-            sum(count * max((each.prompt_tokens_s for each in steps), default=0.0) for count, steps in groups)
+            fsum(count * max((each.prompt_tokens_s for each in steps), default=0.0) for count, steps in groups)
             / demand.prompt_tokens
         )
 
     def value(share: float) -> float:
         """Of the dual, with this share of a request's price on its prompt."""
         read, write = share / demand.prompt_tokens, (1 - share) / demand.decode_tokens
-        return sum(
+        return fsum(
             count * max((read * each.prompt_tokens_s + write * each.output_tokens_s for each in steps), default=0.0)
             for count, steps in groups
         )

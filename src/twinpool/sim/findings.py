@@ -1,5 +1,6 @@
 """What a run showed, with the keys that every report has, and beside them what only a simulation can see."""
 
+from math import fsum
 from random import Random
 from statistics import pstdev
 from typing import Any
@@ -47,7 +48,7 @@ def findings_of(run: Run, *, limits: Limits | None = None) -> Findings:
     if not run.demand.requests:
         raise UserError("the scenario ends before its first request")
     demand = run.demand.mean()
-    busy_s = sum(totals.busy_s for totals in run.totals.values())
+    busy_s = fsum(totals.busy_s for totals in run.totals.values())
     decisions = run.decisions
     return Findings(
         report=_report(run, limits or Limits(ttft_long_s=recording.objectives.slo_ttft_s)),
@@ -100,7 +101,7 @@ def _at(tree: Any, key: str) -> float | None:
 
 def _report(run: Run, limits: Limits) -> Report:
     recording = run.recording
-    loads = [Load(seen.offered_s, sum(seen.busy) / len(seen.busy)) for seen in run.windows]
+    loads = [Load(seen.offered_s, fsum(seen.busy) / len(seen.busy)) for seen in run.windows]
     mean, peak, count = use_of(loads)
     long = figures_of([[block] for block in recording.long], Random(0))  # noqa: S311  # the same intervals every time
     indicators = Indicators(
@@ -130,7 +131,7 @@ def _windows(run: Run) -> list[dict[str, float]]:
         {
             "from_s": number * WINDOW_S,
             "offered_ratio": seen.offered_s / (WINDOW_S * len(seen.busy)),
-            "busy_ratio": sum(seen.busy) / len(seen.busy),
+            "busy_ratio": fsum(seen.busy) / len(seen.busy),
             "busy_sd_ratio": pstdev(seen.busy),
         }
         for number, seen in enumerate(run.windows)

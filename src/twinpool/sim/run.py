@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from math import inf
+from math import fsum, inf
 from random import Random
 from typing import NamedTuple
 
@@ -74,8 +74,8 @@ class Run(NamedTuple):
     @property
     def beyond_table_ratio(self) -> float:
         """The share of the engines' time in steps whose cost is extrapolated."""
-        busy_s = sum(totals.busy_s for totals in self.totals.values())
-        return sum(totals.beyond_table_s for totals in self.totals.values()) / busy_s if busy_s else 0.0
+        busy_s = fsum(totals.busy_s for totals in self.totals.values())
+        return fsum(totals.beyond_table_s for totals in self.totals.values()) / busy_s if busy_s else 0.0
 
 
 class _Use:
