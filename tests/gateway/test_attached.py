@@ -174,3 +174,24 @@ async def test_two_engines_that_do_not_fit_serve_colocated_and_the_difference_is
         assert (await h.chat()).headers["x-twinpool-path"] == "colocated"
         found = (await h.get(f"{h.admin_url}/admin/state")).json()["incompatible"]
         assert found == [{"prefill": "p0", "decode": "d0", "why": "cache dtype: p0 has fp8, d0 has auto"}]
+
+
+async def test_routing_learns_how_full_an_engine_says_it_is() -> None:
+    usage = "vllm:kv_cache_usage_perc"
+    async with house(colocated=Script(metrics={usage: 0.5}), is_stock=True) as h:
+        known = h.controller.cluster["c0"]
+        await until(lambda: known.kv_used_ratio == 0.5)
+
+        async def seen_twice() -> None:
+            before = h.c.pages["/metrics"]
+            await until(lambda: h.c.pages["/metrics"] >= before + 3)
+
+        h.c.script.metrics[usage] = 0.52  # no news: a steady engine fills no journal
+        await seen_twice()
+        assert known.kv_used_ratio == 0.5
+        h.c.script.metrics[usage] = 0.98
+        await until(lambda: known.kv_used_ratio == 0.98)
+        told_at = known.kv_used_at
+        await until(lambda: known.kv_used_at > told_at)  # full is full only while that is fresh
+        h.c.script.metrics[usage] = 0.1
+        await until(lambda: known.kv_used_ratio == 0.1)

@@ -28,6 +28,8 @@ from twinpool.measure.leaks import LeakWatch
 
 _LEAK_SETTLE_S = 60.0  # twice the lease of a stock vLLM: others may hold handles there too
 _SILENT_PROBES = 3  # a worker under full load may be late for one or two
+_NEARLY_FULL = 0.9  # of its KV: from here on each look is told, for routing asks how fresh it is
+_NOTED_CHANGE = 0.05  # below it, what has changed since: a steady engine fills no journal
 _FIRST_PROBES_S = 0.1  # while it is not up: it was just started, and someone waits
 
 
@@ -56,6 +58,7 @@ class Member:
         self.trouble_kind: Trouble | None = None
         self.warning: str | None = None  # it is up, and something is wrong with it all the same
         self.leaks = LeakWatch(_LEAK_SETTLE_S)
+        self.kv_used_told = 0.0
         self.failures = 0
         self.nudge = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -194,7 +197,20 @@ class Membership:
         self._found(member, identity)
         if identity.metrics is not None:
             self._driver.histories.note(member.worker, monotonic(), identity.metrics)
+            self._tell_load(member, identity.metrics)
             self._look_for_leaks(member, identity.metrics)
+
+    def _tell_load(self, member: Member, metrics: EngineMetrics) -> None:
+        """How full it says it is: others may use it too."""
+        used = metrics.kv_usage_ratio
+        if used is None or (used < _NEARLY_FULL and abs(used - member.kv_used_told) < _NOTED_CHANGE):
+            return
+        member.kv_used_told = used
+        self._driver.feed(
+            on.LoadReported(
+                at=monotonic(), worker=member.worker, running=metrics.running, waiting=metrics.waiting, kv_used_ratio=used
+            )
+        )
 
     def _look_for_leaks(self, member: Member, metrics: EngineMetrics) -> None:
         """An engine that has lost KV gets nothing new, where another can do its work: only a restart gives it back."""
