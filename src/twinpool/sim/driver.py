@@ -84,6 +84,8 @@ class Driver:
             self.feed(on.WorkerJoined(at=self._loop.at, facts=worker.facts))
         self._offered = offered
         self._expect_next()
+        if self._gateway.load_reports_s is not None:
+            self._loop.call_at(self._gateway.load_reports_s, Rank.PROBE, self._read_loads, self._gateway.load_reports_s)
 
     def feed(self, event: on.Event) -> None:
         """Take in one event and carry out what follows from it. What that brings about at once waits its turn."""
@@ -316,6 +318,27 @@ class Driver:
         else:
             self.feed(on.WorkerLost(at=at, worker=name, reason="no answer"))
             self._loop.call_at(at + self._gateway.probe_interval_s, Rank.PROBE, self.probe, name)
+
+    def _read_loads(self, at: float, every_s: float) -> None:
+        """What the engines that are up say of themselves now comes to be known `load_age_s` later."""
+        age_s = self._gateway.load_age_s
+        for name, worker in self.workers.items():
+            if worker.is_up:
+                engine = worker.engine
+                report = on.LoadReported(
+                    at=at + age_s,
+                    worker=name,
+                    age_s=age_s,
+                    running=engine.running,
+                    waiting=engine.waiting,
+                    kv_used_ratio=engine.kv_used_ratio(at),
+                )
+                self._loop.call_at(at + age_s, Rank.PROBE, self._tell_load, report)
+        if self.is_going():
+            self._loop.call_at(at + every_s, Rank.PROBE, self._read_loads, every_s)
+
+    def _tell_load(self, at: float, report: on.LoadReported) -> None:
+        self.feed(report)
 
     def _prove_handoff(self, command: do.ProveHandoff) -> None:
         """A pair that was set aside: its canary arrives, after what a small handoff takes."""

@@ -131,6 +131,11 @@ class Engine:
     def kv_used(self) -> int:
         return self._context + self._reserved + self._held_tokens
 
+    def kv_used_ratio(self, at: float) -> float:
+        """Of its room, now: with what the steps of a leap under way have written by then."""
+        ended = self._steps_until(at - self._began) - 1 if self._leap > 1 else 0
+        return (self.kv_used + ended * self._batch) / self.limits.kv_tokens
+
     @property
     def running(self) -> int:
         return len(self._running)

@@ -111,10 +111,13 @@ class Clients(_Table, frozen=True):
 
 class Gateway(_Table, frozen=True):
     """The way between gateway and engines. A leg is `dispatch_s` on its way; a lost worker is looked at every
-    `probe_interval_s`."""
+    `probe_interval_s`. Every `load_reports_s` each engine says how full it is (None: it tells nothing, as the embedded worker),
+    and what it says is `load_age_s` old when the gateway has it."""
 
     dispatch_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     probe_interval_s: Seconds = 1.0
+    load_reports_s: Seconds | None = None
+    load_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     lease_s: Seconds = 30.0
     continues: bool = True
 
