@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -62,6 +63,8 @@ class Engine:
             # One thread, on whichever core is free: two engines share a machine of two cores with all that asks them.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
+            # The model runs within the engine's process: a worker of its own spins on a core while it waits for the next step.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self.side_channel_port),
             "UCX_TLS": "tcp,sm,self",
@@ -75,7 +78,7 @@ class Engine:
         command = [environment.program("vllm"), "serve", environment.weights(), "--served-model-name", MODEL]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", self.dtype, "--enforce-eager"]
         command += ["--max-model-len", str(CONTEXT_TOKENS), "--num-gpu-blocks-override", str(BLOCKS)]
-        command += ["--max-num-batched-tokens", str(STEP_TOKENS)]
+        command += ["--max-num-batched-tokens", str(STEP_TOKENS), "--distributed-executor-backend", "uni"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         if self.connector:
             command += ["--kv-transfer-config", json.dumps(handoff)]
@@ -195,12 +198,14 @@ def ask(url: str, body: dict[str, Any] | None = None, *, timeout_s: float = ANSW
 
 
 def free_ports(count: int) -> list[int]:
-    """Taken together, so that none is given twice."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [taken.getsockname()[1] for taken in sockets]
-    for taken in sockets:
-        taken.close()
-    return ports
+    """Below those that the system gives to outgoing connections: an engine takes some of its ports half a minute later."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(20000, 32000), 1000):
+        if len(found) == count:
+            break
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+    return found
 
 
 def _descendants(pid: int) -> list[int]:
