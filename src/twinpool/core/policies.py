@@ -38,6 +38,10 @@ class Entrance(NamedTuple):
 Admit = Callable[[RequestFacts, Entrance], Why | None]
 """None lets the request in; a reason refuses it."""
 
+Late = Callable[[RequestFacts, int, float, Decision], float | None]
+"""By how many seconds a request would miss its objective, given the tokens of its prompt, how long it has waited, and what
+routing would do with it; None where it would not, or nobody can tell."""
+
 Route = Callable[[Pending, Sequence[WorkerView]], Decision]
 """One of the ways to go, given the workers that are there, in the order of their ids. One that is paused gets nothing."""
 
@@ -95,6 +99,7 @@ class Learner(Protocol):
 
 class Policies(NamedTuple):
     admit: Admit
+    late: Late
     route: Route
     pick_decode: PickDecode
     prompt_lengths: PromptLengths

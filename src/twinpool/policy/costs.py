@@ -111,6 +111,11 @@ class Costs:
         found = self._kinds.get(kind)
         return (found or self._kind(kind)).costs
 
+    def quickest_read(self, tokens: int) -> float | None:
+        """Seconds that such a prompt takes the quickest kind, alone; None where nothing is known."""
+        known = [kind.costs.read_s + kind.costs.read(tokens, 0) for kind in self._kinds.values() if kind.costs is not None]
+        return min(known, default=None)
+
     def read(self, kind: str, seen: ReadingSeen) -> None:
         of = self._kind(kind)
         of.steps_a_prompt += 0.02 * (seen.steps / seen.prompts - of.steps_a_prompt)

@@ -1,0 +1,158 @@
+"""Those that wait for the same workers, in the order of their turns.
+
+A tenant's requests go by the time they came, with a head start for each step of priority: whoever waits longer than that is
+not overtaken any more. Between tenants turns are shared by work, in prompt tokens, whatever each has waiting (start-time fair
+queueing): a tenant's next request is due when the line has given everybody who waits as much as the tenant has had.
+
+    due = max(the line's least due, due of the tenant's last + its work)
+
+Where all requests are one tenant's and of one priority, that is first come, first served. What the tenants have had is
+forgotten when nobody waits: then nobody was kept waiting by it."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heapreplace
+from typing import NamedTuple
+
+import msgspec
+
+from twinpool.core.requests import Request
+
+_LEAST_WORK_TOKENS = 64
+"""Of one request: the shortest prompt takes a step too, and a place among those that are written."""
+
+_TENANTS_KEPT = 64  # that do not wait, and have had more than the others: beyond, those who were caught up with are let go
+
+
+class LineRecord(msgspec.Struct, frozen=True):
+    """A line's part of a snapshot: `queues` has tenants with when they are due and the ids of their requests, in order."""
+
+    again: list[str]
+    queues: list[tuple[str, float, list[str]]]
+    had: list[tuple[str, float]]
+
+
+class _Head(NamedTuple):
+    """A tenant that waits, and when its next request is due: `due` in work, ties by when that came."""
+
+    due: float
+    turn: float
+    tenant: str
+
+
+class Line:
+    def __init__(self, record: LineRecord | None = None, requests: Mapping[str, Request] | None = None) -> None:
+        """`record` is what `remember` gave, `requests` has those that it names."""
+        self._again: deque[Request] = deque()
+        self._queues: dict[str, deque[Request]] = {}  # by tenant; only those that are not empty
+        self._heads: list[_Head] = []  # one a queue, sorted
+        self._had: dict[str, float] = {}  # by tenants that do not wait: up to where in the line's work they were served
+        if record is not None and requests is not None:
+            self._again.extend(requests[name] for name in record.again)
+            for tenant, due, names in record.queues:
+                queue = self._queues[tenant] = deque(requests[name] for name in names)
+                insort(self._heads, _Head(due, queue[0].turn, tenant))
+            self._had = dict(record.had)
+
+    def remember(self) -> LineRecord:
+        due = {head.tenant: head.due for head in self._heads}
+        return LineRecord(
+            again=[request.id for request in self._again],
+            queues=[(tenant, due[tenant], [request.id for request in queue]) for tenant, queue in self._queues.items()],
+            had=list(self._had.items()),
+        )
+
+    def __len__(self) -> int:
+        return len(self._again) + sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        """By turns, as they would be if each were served when it is due. The line must not change meanwhile."""
+        yield from self._again
+        if len(self._heads) == 1:
+            yield from self._queues[self._heads[0].tenant]
+            return
+        heads = self._heads.copy()  # sorted, which is a heap too
+        rest = {tenant: iter(queue) for tenant, queue in self._queues.items()}
+        ahead = {tenant: next(queue) for tenant, queue in rest.items()}
+        while heads:
+            due, _, tenant = heads[0]
+            request = ahead[tenant]
+            following = next(rest[tenant], None)
+            if following is None:
+                heappop(heads)
+            else:
+                ahead[tenant] = following
+                heapreplace(heads, _Head(due + _work(request.prompt_tokens), following.turn, tenant))
+            yield request
+
+    def waiting(self) -> Iterable[tuple[str, int]]:
+        """The tenants, and how many requests of each wait for the first time."""
+        return ((tenant, len(queue)) for tenant, queue in self._queues.items())
+
+    def last_of(self, tenant: str) -> Request | None:
+        """Of a tenant's that wait for the first time, the one whose turn is last."""
+        queue = self._queues.get(tenant)
+        return queue[-1] if queue else None
+
+    def append(self, request: Request) -> None:
+        tenant = request.facts.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            self._queues[tenant] = deque((request,))
+            now = self._heads[0].due if self._heads else 0.0
+            insort(self._heads, _Head(max(now, self._had.pop(tenant, 0.0)), request.turn, tenant))
+        elif queue[-1].turn <= request.turn:
+            queue.append(request)
+        else:
+            first = queue[0]
+            insort(queue, request, key=_turn)
+            if queue[0] is request:
+                head = self._take_head(tenant, first)
+                insort(self._heads, head._replace(turn=request.turn))
+
+    def put_first(self, request: Request) -> None:
+        request.is_again = True
+        self._again.appendleft(request)
+
+    def remove(self, request: Request, given_tokens: int | None = None) -> None:
+        """It leaves, or is served: then `given_tokens` of its prompt must be read. What is tried again has had its turn."""
+        if request.is_again:
+            request.is_again = False
+            self._again.remove(request)
+            return
+        tenant = request.facts.tenant
+        queue = self._queues[tenant]
+        first = queue[0]
+        queue.remove(request)
+        if given_tokens is None and request is not first:
+            return
+        head = self._take_head(tenant, first)
+        due = head.due if given_tokens is None else head.due + _work(given_tokens)
+        if queue:
+            insort(self._heads, _Head(due, queue[0].turn, tenant))
+            return
+        del self._queues[tenant]
+        if self._heads and due > self._heads[0].due:
+            self._had[tenant] = due
+            if len(self._had) > _TENANTS_KEPT:
+                self._let_go()
+
+    def _take_head(self, tenant: str, first: Request) -> _Head:
+        """Out of the heads: the tenant's, whose first request this was."""
+        if len(self._heads) == 1:
+            return self._heads.pop()
+        n = next(n for n, head in enumerate(self._heads) if head.tenant == tenant)
+        return self._heads.pop(n)
+
+    def _let_go(self) -> None:
+        now = self._heads[0].due
+        self._had = {tenant: had for tenant, had in self._had.items() if had > now}
+
+
+def _work(tokens: int) -> int:
+    return max(_LEAST_WORK_TOKENS, tokens)
+
+
+def _turn(request: Request) -> float:
+    return request.turn
