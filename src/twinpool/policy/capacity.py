@@ -3,8 +3,8 @@ hand.
 
 A worker that decodes takes `s` steps a second. With `w` tokens a second to write it needs `e·s + a·w` of each second for that
 (`e` a step, `a` a sequence's share of it with its KV); what is left it can read prompts beside, if their chunks keep its steps
-within the objective: `s` is at least 1/objective, more where the batch `w/s` would not fit its KV. A worker that prefills only
-reads.
+within the objective: `s` is at least 1/objective, more where the batch `w/s` would not fit its KV, and as many as it takes to
+read a budget's tokens in each where those end sooner. A worker that prefills only reads.
 
     carried(split) = the largest m with  reading(prefill) + reading(decode, beside m·writes) ≥ m·reads
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from twinpool.policy.costs import KindCosts
 
 _MOST = 1e6  # times the present traffic: nothing is asked for
+_SAME = 1.0 + 1e-9
 
 
 class Kind(NamedTuple):
@@ -116,19 +117,31 @@ def _beside(asked: Asked, kind: Kind, writes: float) -> tuple[float, float] | No
     prompts it may read; None where the writing alone is too much."""
     costs = kind.costs
     a_sequence_s = costs.step_sequence_s + costs.step_kv_token_s * asked.context
-    steps = max(1.0 / costs.limit_s, writes / most_sequences(kind, asked.context))
-    left = 1.0 - steps * costs.step_s - writes * a_sequence_s
-    if left < 0:
+    fewest = max(1.0 / costs.limit_s, writes / most_sequences(kind, asked.context))
+    if fewest * costs.step_s + writes * a_sequence_s > 1.0:
         return None
+    steps = max(fewest, _full_steps(costs, kind.budget_tokens, writes, a_sequence_s))
     batch = writes / steps
-    chunk = costs.largest_chunk(costs.step(batch, batch * asked.context), costs.limit_s)
+    step_s = costs.step_s + a_sequence_s * batch
     free = kind.budget_tokens - batch
+    chunk = costs.largest_chunk(batch, step_s, 1.0 / steps)
     if free <= 0 or chunk <= 0:
         return 0.0, 0.0
-    share = 1.0 if free <= chunk else _readable_share(asked, chunk)
-    extra_s = max(0.0, costs.mixed_s)
-    a_token_s = costs.mixed_token_s + extra_s / min(chunk, free)
-    return min(left / a_token_s, steps * min(chunk, free)) if a_token_s > 0 else steps * free, share
+    allowed = costs.largest_chunk(batch, step_s, costs.limit_s)
+    return steps * min(chunk, free), 1.0 if free <= allowed * _SAME else _readable_share(asked, allowed)
+
+
+def _full_steps(costs: KindCosts, budget_tokens: int, writes: float, a_sequence_s: float) -> float:
+    """Steps a second, if each is as full as its budget: `s` with s·(a step for w/s sequences and a chunk of the rest) = 1.
+    First as if each had some tokens for nothing, and where its batch leaves it none, without."""
+    token_s = costs.mixed_token_s
+    for free, of_each in ((costs.free_tokens, costs.free_sequence_tokens), (0.0, 0.0)):
+        a_step_s = costs.step_s + costs.mixed_s + token_s * (budget_tokens - free)
+        left = 1.0 - writes * (a_sequence_s - token_s * (1.0 - of_each))
+        steps = left / a_step_s if a_step_s > 0 and left > 0 else 0.0
+        if steps and free >= of_each * writes / steps:
+            break
+    return steps
 
 
 def _readable_share(asked: Asked, chunk: float) -> float:
