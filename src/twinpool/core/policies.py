@@ -50,8 +50,11 @@ PickDecode = Callable[[Pending, WorkerView, Sequence[WorkerView]], str | None]
 
 
 class PromptLengths(Protocol):
-    """Guesses a prompt's tokens before any engine has counted them, and learns from those that have."""
+    """Guesses a prompt's tokens before any engine has counted them, and learns from those that have. `error_ratio`: the mean
+    relative error of recent guesses."""
 
+    @property
+    def error_ratio(self) -> float: ...
     def tokens(self, facts: RequestFacts) -> int: ...
     def learn(self, facts: RequestFacts, prompt_tokens: int) -> None: ...
     def remember(self) -> dict[str, float]:
@@ -81,6 +84,9 @@ class Learner(Protocol):
 
     def is_known(self, kind: str) -> bool:
         """Whether its costs are."""
+
+    def errors(self) -> dict[str, dict[str, float]]:
+        """The mean relative error of recent predictions of costs, by kind of worker and by what was predicted."""
 
     def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None: ...
     def finished(self, facts: RequestFacts, usage: Usage) -> None: ...
