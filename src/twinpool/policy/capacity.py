@@ -17,7 +17,7 @@ from typing import NamedTuple
 from twinpool.policy.costs import KindCosts
 
 _MOST = 1e6  # times the present traffic: nothing is asked for
-_SAME = 1.0 + 1e-9
+_SAME = 1.0 + 1e-9  # a sum of shares may come out below its whole
 
 
 class Kind(NamedTuple):
@@ -54,11 +54,12 @@ def carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: 
     return _highest(lambda times: _is_carried(asked, kinds, prefills, decodes, times))
 
 
-def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts) -> float:
-    """The same where everybody does everything: prompts of any length must be readable beside what is written."""
+def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts, *, leeway: float = 1.0) -> float:
+    """The same where everybody does everything: prompts of any length must be readable beside what is written. Steps may take
+    `leeway` times the limit."""
     if not asked.reads and not asked.writes:
         return _MOST
-    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, times))
+    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, times, leeway))
 
 
 def _highest(is_carried: Callable[[float], bool]) -> float:
@@ -76,7 +77,9 @@ def _highest(is_carried: Callable[[float], bool]) -> float:
     return low
 
 
-def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float) -> bool:
+def _is_carried(
+    asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float, leeway: float = 1.0
+) -> bool:
     reads, writes = asked.reads * times, asked.writes * times
     able_s = {name: _alone_tokens_s(kinds[name], asked.context) for name, count in decodes.items() if count}
     total_s = sum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
@@ -84,13 +87,13 @@ def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decod
         return False
     beside = 0.0
     for name, tokens_s in able_s.items():
-        found = _beside(asked, kinds[name], writes * tokens_s / total_s)
+        found = _beside(asked, kinds[name], writes * tokens_s / total_s, leeway * kinds[name].costs.limit_s)
         if found is None:
             return False
         reading_s, share = found
         beside += decodes[name] * min(reading_s, share * reads * tokens_s / total_s)
     reading = sum(count * _reading_tokens_s(asked, kinds[name].costs) for name, count in prefills.items() if count)
-    return reading + min(beside, reads) >= reads
+    return (reading + min(beside, reads)) * _SAME >= reads
 
 
 def _alone_tokens_s(kind: Kind, context: float) -> float:
@@ -112,12 +115,12 @@ def most_sequences(kind: Kind, context: float) -> float:
     return max(1.0, min(batch, 1.5 * kind.costs.most_batch))
 
 
-def _beside(asked: Asked, kind: Kind, writes: float) -> tuple[float, float] | None:
-    """Prompt tokens a second that it reads beside `writes` tokens a second, and the share of the prompt tokens that come in
-    prompts it may read; None where the writing alone is too much."""
+def _beside(asked: Asked, kind: Kind, writes: float, limit_s: float) -> tuple[float, float] | None:
+    """Prompt tokens a second that it reads beside `writes` tokens a second in steps of at most `limit_s`, and the share of the
+    prompt tokens that come in prompts it may read; None where the writing alone is too much."""
     costs = kind.costs
     a_sequence_s = costs.step_sequence_s + costs.step_kv_token_s * asked.context
-    fewest = max(1.0 / costs.limit_s, writes / most_sequences(kind, asked.context))
+    fewest = max(1.0 / limit_s, writes / most_sequences(kind, asked.context))
     if fewest * costs.step_s + writes * a_sequence_s > 1.0:
         return None
     steps = max(fewest, _full_steps(costs, kind.budget_tokens, writes, a_sequence_s))
@@ -127,7 +130,7 @@ def _beside(asked: Asked, kind: Kind, writes: float) -> tuple[float, float] | No
     chunk = costs.largest_chunk(batch, step_s, 1.0 / steps)
     if free <= 0 or chunk <= 0:
         return 0.0, 0.0
-    allowed = costs.largest_chunk(batch, step_s, costs.limit_s)
+    allowed = costs.largest_chunk(batch, step_s, limit_s)
     return steps * min(chunk, free), 1.0 if free <= allowed * _SAME else _readable_share(asked, allowed)
 
 
