@@ -179,8 +179,9 @@ def test_something_of_everything_is_remembered() -> None:
     told = json.loads(bytes(controller.remember()))
     gone = [load["leg"] for load in told["cluster"]["loads"] if load["worker"] == "p1"]
     assert gone == [["removed", 1, "prefill"]]
-    assert [["n", False], {"again": [], "queues": [["", 0.0, ["first", "second"]]], "had": []}] in told["waiting"]
-    assert [["m", True], {"again": ["goes on"], "queues": [], "had": []}] in told["waiting"]
+    alone: dict[str, object] = {"is_shared": False, "due": [], "had": []}
+    assert [["n", False], {"again": [], "queues": [["", ["first", "second"]]], **alone}] in told["waiting"]
+    assert [["m", True], {"again": ["goes on"], "queues": [], **alone}] in told["waiting"]
     assert told["is_draining"] is True
     assert {w["facts"]["worker"]: w["story"]["state"] for w in told["cluster"]["workers"]}["c2"] == "draining"
     assert any(w.get("paused_until") for w in told["cluster"]["workers"])

@@ -30,7 +30,7 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
                 ahead += request.prompt_tokens
                 continue
             decision = books.policies.route(request.pending(at, ahead), workers)
-            if refuse_if_late(books, request, decision, at, out):
+            if books.rules.refuse_late and refuse_if_late(books, request, decision, at, out):
                 continue
             is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
             if decision.choice is not Choice.WAIT and is_let_by:
@@ -49,7 +49,7 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
 def refuse_if_late(books: Books, request: Request, decision: Decision, at: float, out: list[do.Command]) -> bool:
     """Whether admission has given up on one that waits: what it would get by now comes too late. Not on one that was tried
     before: it has cost work already, and somebody promised it an answer."""
-    if not books.rules.refuse_late or request.attempt:
+    if request.attempt:
         return False
     late_s = books.policies.late(request.facts, request.prompt_tokens, at - request.waits_since, decision)
     if late_s is None:

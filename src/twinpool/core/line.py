@@ -26,10 +26,12 @@ _TENANTS_KEPT = 64  # that do not wait, and have had more than the others: beyon
 
 
 class LineRecord(msgspec.Struct, frozen=True):
-    """A line's part of a snapshot: `queues` has tenants with when they are due and the ids of their requests, in order."""
+    """A line's part of a snapshot: ids of requests, in order, and by tenant what each has had."""
 
     again: list[str]
-    queues: list[tuple[str, float, list[str]]]
+    queues: list[tuple[str, list[str]]]
+    is_shared: bool
+    due: list[tuple[str, float]]
     had: list[tuple[str, float]]
 
 
@@ -42,35 +44,40 @@ class _Head(NamedTuple):
 
 
 class Line:
+    """As long as one tenant alone waits, only its queue is kept: nobody is to be weighed against it."""
+
     def __init__(self, record: LineRecord | None = None, requests: Mapping[str, Request] | None = None) -> None:
         """`record` is what `remember` gave, `requests` has those that it names."""
         self._again: deque[Request] = deque()
         self._queues: dict[str, deque[Request]] = {}  # by tenant; only those that are not empty
-        self._heads: list[_Head] = []  # one a queue, sorted
+        self._is_shared = False  # two have waited at once since the line was empty
+        self._heads: list[_Head] = []  # one a queue where it is shared, sorted
         self._had: dict[str, float] = {}  # by tenants that do not wait: up to where in the line's work they were served
         if record is not None and requests is not None:
             self._again.extend(requests[name] for name in record.again)
-            for tenant, due, names in record.queues:
-                queue = self._queues[tenant] = deque(requests[name] for name in names)
-                insort(self._heads, _Head(due, queue[0].turn, tenant))
+            self._queues = {tenant: deque(requests[name] for name in names) for tenant, names in record.queues}
+            self._is_shared = record.is_shared
+            self._heads = sorted(_Head(due, self._queues[tenant][0].turn, tenant) for tenant, due in record.due)
             self._had = dict(record.had)
 
     def remember(self) -> LineRecord:
-        due = {head.tenant: head.due for head in self._heads}
         return LineRecord(
             again=[request.id for request in self._again],
-            queues=[(tenant, due[tenant], [request.id for request in queue]) for tenant, queue in self._queues.items()],
+            queues=[(tenant, [request.id for request in queue]) for tenant, queue in self._queues.items()],
+            is_shared=self._is_shared,
+            due=[(head.tenant, head.due) for head in self._heads],
             had=list(self._had.items()),
         )
 
-    def __len__(self) -> int:
-        return len(self._again) + sum(map(len, self._queues.values()))
+    def __bool__(self) -> bool:
+        return bool(self._queues or self._again)
 
     def __iter__(self) -> Iterator[Request]:
         """By turns, as they would be if each were served when it is due. The line must not change meanwhile."""
         yield from self._again
-        if len(self._heads) == 1:
-            yield from self._queues[self._heads[0].tenant]
+        if len(self._queues) < 2:
+            for queue in self._queues.values():
+                yield from queue
             return
         heads = self._heads.copy()  # sorted, which is a heap too
         rest = {tenant: iter(queue) for tenant, queue in self._queues.items()}
@@ -99,16 +106,18 @@ class Line:
         tenant = request.facts.tenant
         queue = self._queues.get(tenant)
         if queue is None:
+            if self._queues and not self._is_shared:
+                self._share()
             self._queues[tenant] = deque((request,))
-            now = self._heads[0].due if self._heads else 0.0
-            insort(self._heads, _Head(max(now, self._had.pop(tenant, 0.0)), request.turn, tenant))
+            if self._is_shared:
+                now = self._heads[0].due if self._heads else 0.0
+                insort(self._heads, _Head(max(now, self._had.pop(tenant, 0.0)), request.turn, tenant))
         elif queue[-1].turn <= request.turn:
             queue.append(request)
         else:
-            first = queue[0]
             insort(queue, request, key=_turn)
-            if queue[0] is request:
-                head = self._take_head(tenant, first)
+            if self._is_shared and queue[0] is request:
+                head = self._take_head(tenant)
                 insort(self._heads, head._replace(turn=request.turn))
 
     def put_first(self, request: Request) -> None:
@@ -123,31 +132,35 @@ class Line:
             return
         tenant = request.facts.tenant
         queue = self._queues[tenant]
-        first = queue[0]
+        is_first = queue[0] is request
         queue.remove(request)
-        if given_tokens is None and request is not first:
-            return
-        head = self._take_head(tenant, first)
-        due = head.due if given_tokens is None else head.due + _work(given_tokens)
-        if queue:
-            insort(self._heads, _Head(due, queue[0].turn, tenant))
-            return
-        del self._queues[tenant]
-        if self._heads and due > self._heads[0].due:
-            self._had[tenant] = due
-            if len(self._had) > _TENANTS_KEPT:
-                self._let_go()
+        if not queue:
+            del self._queues[tenant]
+        if self._is_shared and (is_first or given_tokens is not None):
+            due = self._take_head(tenant).due + (0 if given_tokens is None else _work(given_tokens))
+            self._go_on(tenant, queue, due)
 
-    def _take_head(self, tenant: str, first: Request) -> _Head:
-        """Out of the heads: the tenant's, whose first request this was."""
-        if len(self._heads) == 1:
-            return self._heads.pop()
+    def _share(self) -> None:
+        """Another tenant comes."""
+        self._is_shared = True
+        self._heads = [_Head(0.0, queue[0].turn, tenant) for tenant, queue in self._queues.items()]
+
+    def _take_head(self, tenant: str) -> _Head:
         n = next(n for n, head in enumerate(self._heads) if head.tenant == tenant)
         return self._heads.pop(n)
 
-    def _let_go(self) -> None:
-        now = self._heads[0].due
-        self._had = {tenant: had for tenant, had in self._had.items() if had > now}
+    def _go_on(self, tenant: str, queue: deque[Request], due: float) -> None:
+        """The tenant's next one is due then; where it has none, that is remembered until the others have had as much."""
+        if queue:
+            insort(self._heads, _Head(due, queue[0].turn, tenant))
+        elif not self._heads:
+            self._is_shared = False
+            self._had = {}
+        elif due > self._heads[0].due:
+            self._had[tenant] = due
+            if len(self._had) > _TENANTS_KEPT:
+                now = self._heads[0].due
+                self._had = {tenant: had for tenant, had in self._had.items() if had > now}
 
 
 def _work(tokens: int) -> int:

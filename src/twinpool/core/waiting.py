@@ -32,12 +32,13 @@ class Waiting:
         """`record` is what `remember` gave, `requests` has those that it names."""
         # only those that are not empty
         self._lines: dict[Lane, Line] = {lane: Line(line, requests) for lane, line in record or ()}
+        self._count = sum(1 for _ in self)
 
     def remember(self) -> WaitingRecord:
         return [(lane, line.remember()) for lane, line in self._lines.items()]
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return self._count
 
     def __iter__(self) -> Iterator[Request]:
         """All of them; the caller may remove as it goes."""
@@ -45,15 +46,18 @@ class Waiting:
 
     def append(self, request: Request) -> None:
         self._line_of(request).append(request)
+        self._count += 1
 
     def put_first(self, request: Request) -> None:
         self._line_of(request).put_first(request)
+        self._count += 1
 
     def remove(self, request: Request, given_tokens: int | None = None) -> None:
         """It leaves, or is served: then `given_tokens` of its prompt must be read."""
         lane = _lane(request)
         line = self._lines[lane]
         line.remove(request, given_tokens)
+        self._count -= 1
         if not line:
             del self._lines[lane]
 
