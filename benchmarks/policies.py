@@ -49,7 +49,7 @@ PROFILES = {
 BUDGETS = (192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 8192)
 """Tokens a step that the colocated baseline is tuned over."""
 
-LAW_BUDGETS = (512, 768, 1024, 8192)
+LAW_BUDGETS = (512, 640, 768, 1024, 8192)
 """One for both roles; which of them is the deployment's choice, as it is for the baseline."""
 
 _CACHED = Path(__file__).parent.parent / ".cache" / "policies.jsonl"

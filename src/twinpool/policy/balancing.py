@@ -28,6 +28,7 @@ _FEWEST_ANSWERS = 20  # that have ended, before anything is said of what answers
 _PATIENCE_S = 20.0  # for those
 _LOOKS = 3  # for which another split must look better
 _ONE_POOL_BETTER = 1.03  # by so much one pool must carry more than the present split, and so much less than the best to end it
+_ONE_POOL_SHARE = 0.95  # of the ITL objective, that its steps may take by the estimate
 _LINK_SHARE = 0.6  # of a handoff's bandwidth, beyond which handoffs wait for one another
 
 
@@ -61,8 +62,8 @@ class _Split:
         return max(1.0 / times if times > 0 else 1e9, ingress)
 
     def one_pool_pressure(self, *, is_one_pool: bool) -> float:
-        """To begin with it steps must keep the reserve under the objective; while it lasts, the objective itself."""
-        leeway = 1.0 / ITL_SHARE if is_one_pool else 1.0
+        """No step is longer than the budget makes it, so half the reserve is enough to begin with; while it lasts, none."""
+        leeway = (1.0 if is_one_pool else _ONE_POOL_SHARE) / ITL_SHARE
         times = carried_by_one_pool(self.asked, self.kinds, self.prefills + self.decodes, leeway=leeway)
         return 1.0 / times if times > 0 else 1e9
 
