@@ -49,7 +49,7 @@ PROFILES = {
 BUDGETS = (192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 8192)
 """Tokens a step that the colocated baseline is tuned over."""
 
-LAW_BUDGETS = (512, 1024, 8192)
+LAW_BUDGETS = (512, 640, 768, 1024, 8192)
 """One for both roles; which of them is the deployment's choice, as it is for the baseline."""
 
 _CACHED = Path(__file__).parent.parent / ".cache" / "policies.jsonl"
@@ -72,11 +72,12 @@ def _of(arrivals: Callable[[float], Arrivals], traffic: Traffic) -> Callable[[in
 
 def _trace(name: str, own_rate: float) -> Callable[[int, float, float], Iterator[Offered]]:
     def make(seed: int, rate: float, seconds: float) -> Iterator[Offered]:
-        """Another stretch of it for another seed."""
+        """Begun elsewhere for another seed, a fifth of it further on; after its end comes its beginning."""
         rows = list(open_trace(name, long_prompt_tokens=1500))
-        need = round(rate * seconds)
-        start = (seed - 1) * need % max(1, len(rows) - need)
-        rows = rows[start : start + need]
+        lasts_s = rows[-1].at_s + rows[-1].at_s / len(rows)
+        start = (seed - 1) * len(rows) // 5 % len(rows)
+        around = [msgspec.structs.replace(row, at_s=row.at_s + lasts_s) for row in rows[:start]]
+        rows = (rows[start:] + around)[: round(rate * seconds)]
         began = rows[0].at_s
         span = rows[-1].at_s - began
         speed = span / seconds

@@ -12,7 +12,7 @@ from twinpool.core.law import CostPrior, Law
 from twinpool.core.policies import Policies
 from twinpool.core.snapshot import decode_snapshot
 from twinpool.errors import UserError
-from twinpool.policy.admission import bounded_queue
+from twinpool.policy.admission import bounded_queue, predicted_miss
 from twinpool.policy.balancing import least_pressure
 from twinpool.policy.estimates import PromptLengths
 from twinpool.policy.learning import Learning
@@ -40,6 +40,7 @@ def build_controller(
     simple = disaggregate_when_possible(rules)
     policies = Policies(
         admit=bounded_queue(rules),
+        late=predicted_miss(law, learning),
         route=least_cost(rules, learning, simple) if rules.policy is RoutingPolicy.LEAST_COST else simple,
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),

@@ -43,6 +43,10 @@ class Routing(_Section, frozen=True):
     prefill_window_tokens: Count = 2048  # given to one prefill worker at a time: later prompts wait where they can still choose
     max_waiting: Count = 1024  # requests in the router's queue; each holds its body in memory
     queue_timeout_s: Seconds = 60.0  # nobody waits longer than this for a first byte without an answer
+    priority_lead_s: Seconds = (
+        10.0  # a step of priority is worth so long a wait: nobody is overtaken for longer than steps times this
+    )
+    refuse_late: bool = False  # what would miss `slo_ttft_s` by what it must wait for: at once, so that it can go elsewhere
     worker_wait_s: Seconds = 10.0  # where no worker is up at all: a restarted one is back within seconds
     request_timeout_s: Seconds = 600.0  # from arrival to the first byte, all attempts together
     max_attempts: Count = 3  # one request is tried on at most this many engines

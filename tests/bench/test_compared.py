@@ -173,6 +173,13 @@ def test_what_is_not_sure_is_not_recommended() -> None:
     assert recommendation({"balanced": {**unsure, "intervals": intervals}})[0] == "colocated"
 
 
+def test_calm_that_surely_costs_goodput_is_not_called_no_gain() -> None:
+    found = {"goodput_ratio": 0.3, "itl_worst_p99_ratio": 0.2, "ttft_mean_ratio": 1.0}
+    intervals = {key: [value * 0.9, value * 1.1] for key, value in found.items()}
+    arm, why = recommendation({"balanced": {**found, "intervals": intervals}})
+    assert (arm, why) == ("colocated", "more of its requests met the objectives, for sure")
+
+
 def test_the_page_is_written() -> None:
     page = compare_page(compared())
     assert "The arms" in page

@@ -16,7 +16,8 @@ def busy_afternoon(seed: int = 7, *, requests: int = 300, joins: Sequence[str] =
     chance = random.Random(seed)
     stage = Stage(*(worker(n, slots=3, dialect=Dialect.SGLANG if n == "p3" else Dialect.NIXL) for n in joins), rules=rules)
     for n in range(requests):
-        stage.arrives(f"r{n}", prompt(chance.choice([50, 900, 4000])))
+        whose = {"tenant": chance.choice(["", "a", "b"]), "priority": chance.choice([0, 0, 0, 2])}
+        stage.arrives(f"r{n}", prompt(chance.choice([50, 900, 4000]), **whose))
         for step in range(4):
             stage.waits(chance.random() / 4)
             _one_thing(stage, chance, f"r{chance.randint(max(0, n - 12), n)}", f"{n}.{step}")

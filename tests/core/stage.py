@@ -64,7 +64,15 @@ def stock(name: str, **facts: Any) -> WorkerFacts:
     return worker(name, vouches=False, **facts)
 
 
-def prompt(tokens: int = 100, *, model: str = "m", sequences: int = 1, obstacle: Why | None = None) -> RequestFacts:
+def prompt(
+    tokens: int = 100,
+    *,
+    model: str = "m",
+    sequences: int = 1,
+    obstacle: Why | None = None,
+    tenant: str = "",
+    priority: int = 0,
+) -> RequestFacts:
     """Facts of a chat request whose prompt is guessed at `tokens` tokens."""
     return RequestFacts(
         model=model,
@@ -73,6 +81,8 @@ def prompt(tokens: int = 100, *, model: str = "m", sequences: int = 1, obstacle:
         prompt_chars=tokens * CHARS_PER_TOKEN,
         sequences=sequences,
         obstacle=obstacle,
+        tenant=tenant,
+        priority=priority,
     )
 
 

@@ -179,7 +179,8 @@ class World(RuleBasedStateMachine):
         is_pair = holder.is_known and engine.is_known  # one that was removed ends what it has
         assert not is_pair or (held.worker, command.worker) in self.fit, "this pair is no longer proved"
         is_vouched = holder.facts.vouches and engine.facts.vouches
-        assert command.trusted_until == (None if is_vouched else self.asked[key] + RULES.lease_s - RULES.lease_margin_s)
+        lease_s = holder.facts.lease_s if holder.facts.lease_s is not None else RULES.lease_s
+        assert command.trusted_until == (None if is_vouched else self.asked[key] + lease_s - RULES.lease_margin_s)
         is_promised = self.promised.pop(key) == command.worker and engine.is_known and not engine.is_lost
         self._send(*key, Leg.DECODE, command.worker, may_be_closed=is_promised)
 
@@ -334,10 +335,13 @@ class World(RuleBasedStateMachine):
         tokens=st.sampled_from([1, 60, 200, 490, 3000]),
         obstacle=st.sampled_from([None] * 6 + [Why.N_CHOICES]),
         model=st.sampled_from(["m"] * 8 + ["unknown"]),
+        tenant=st.sampled_from(["", "", "a", "b"]),
+        priority=st.sampled_from([0, 0, 0, 1, 5]),
     )
-    def client_asks(self, tokens: int, obstacle: Why | None, model: str) -> None:
+    def client_asks(self, tokens: int, obstacle: Why | None, model: str, tenant: str, priority: int) -> None:
         name = f"r{len(self.attempts)}"
-        facts = prompt(tokens, model=model, sequences=3 if obstacle else 1, obstacle=obstacle)
+        sequences = 3 if obstacle else 1
+        facts = prompt(tokens, model=model, sequences=sequences, obstacle=obstacle, tenant=tenant, priority=priority)
         self.requests[name] = facts
         self.attempts[name] = 0
         self.tell(on.RequestArrived(at=self.now, request=name, facts=facts))

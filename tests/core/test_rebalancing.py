@@ -31,6 +31,7 @@ def stage_with(balance: Callable[[PoolView, float], Balanced], *names: str, mode
     rules = Routing()
     policies = Policies(
         admit=bounded_queue(rules),
+        late=lambda facts, tokens, waited_s, decision: None,
         route=disaggregate_when_possible(rules),
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),

@@ -179,8 +179,9 @@ def test_something_of_everything_is_remembered() -> None:
     told = json.loads(bytes(controller.remember()))
     gone = [load["leg"] for load in told["cluster"]["loads"] if load["worker"] == "p1"]
     assert gone == [["removed", 1, "prefill"]]
-    assert ["first", "second"] in told["waiting"]
-    assert ["goes on"] in told["waiting"]
+    alone: dict[str, object] = {"is_shared": False, "due": [], "had": []}
+    assert [["n", False], {"again": [], "queues": [["", ["first", "second"]]], **alone}] in told["waiting"]
+    assert [["m", True], {"again": ["goes on"], "queues": [], **alone}] in told["waiting"]
     assert told["is_draining"] is True
     assert {w["facts"]["worker"]: w["story"]["state"] for w in told["cluster"]["workers"]}["c2"] == "draining"
     assert any(w.get("paused_until") for w in told["cluster"]["workers"])
@@ -257,7 +258,7 @@ def test_the_story_of_a_worker_that_comes_and_goes_does_not_grow() -> None:
     ("found", "put"),
     [
         (b'"is_draining":true', b'"is_draining":7'),
-        (b'"waiting":[', b'"waiting":[["nobody"],'),
+        (b'["first","second"]', b'["first","nobody"]'),
         (b'"ascii_tokens_per_char"', b'"unheard_of"'),
         (b'"state":"orphaned"', b'"state":"unheard of"'),
         (b'"story":', b'"tale":'),

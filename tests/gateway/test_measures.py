@@ -4,10 +4,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.core.stage import Stage, prompt, worker
 from tests.gateway.house import chat, house, until
 
-from twinpool.config import Routing, Timeouts
+from twinpool.assemble import build_controller
+from twinpool.config import Objectives, Routing, Timeouts
+from twinpool.core.law import CostPrior, Law
+from twinpool.core.meters import NEWBORN_LEGS
 from twinpool.engines.scripted import Default, End, Reply, Script
+from twinpool.gateway.metrics import Metrics
 
 PARTS = ("queue", "prefill", "handoff", "first_decode", "handoff_and_first_decode")
 
@@ -149,6 +154,46 @@ async def test_the_promised_names_are_there_before_anything_happened() -> None:
         ):
             assert f"# TYPE {name.removesuffix('_total')}" in scraped, name
         assert await h.metric("twinpool_pool_workers", role="prefill") == 1
+
+
+async def test_the_error_of_guessed_prompt_lengths_is_told() -> None:
+    async with house(prefill=1, decode=1) as h:
+        assert await h.metric("twinpool_prompt_length_error_ratio") == 0
+        await h.chat(" ".join("n" * 300))
+        assert 0 < await h.metric("twinpool_prompt_length_error_ratio") <= 0.05
+        assert h.controller.prompt_length_error() > 0
+
+
+def test_the_errors_of_what_was_predicted_are_told_by_kind_of_worker() -> None:
+    """Prompts of 1,000 tokens take twice as long as the profile says."""
+    prior = CostPrior(
+        read_s=0.0,
+        read_token_s=4e-5,
+        read_pair_s=0.0,
+        step_s=0.01,
+        step_sequence_s=0.0,
+        step_kv_token_s=0.0,
+        mixed_s=0.0,
+        mixed_token_s=4e-5,
+    )
+    controller = build_controller(Routing(), law=Law(priors={"": prior}))
+    page = Metrics(controller, Objectives())
+    stage = Stage()
+    stage.controller = controller
+    for name in ("p1", "d1"):
+        stage.joins(worker(name))
+    assert b"twinpool_cost_error_ratio{" not in page.render()
+    for n in range(NEWBORN_LEGS + 1):
+        stage.arrives(f"r{n}", prompt(1000))
+        stage.at += 0.08
+        stage.prefilled(f"r{n}", tokens=1000)
+        stage.at += 0.1
+        stage.finishes(f"r{n}")
+    told = [line for line in page.render().decode().splitlines() if line.startswith("twinpool_cost_error_ratio{")]
+    assert len(told) == 1
+    assert 'predicted="reading"' in told[0]
+    assert f'kind="{stage.worker("p1").kind}"' in told[0]
+    assert float(told[0].split()[-1]) == pytest.approx(0.05 * 0.5, abs=1e-4)
 
 
 async def test_gauges_show_what_is_under_way() -> None:

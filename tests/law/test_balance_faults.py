@@ -1,13 +1,18 @@
 """What went wrong in other people's balancers, on a virtual clock: the law must not."""
 
+import msgspec
 import pytest
 from tests.law.fleet import arm, flips, play, reasons, split_after
 
-from twinpool.config import BalanceMode
+from twinpool.config import Balance, BalanceMode, Routing, RoutingPolicy
+from twinpool.core import commands as do
+from twinpool.core import events as on
 from twinpool.core.model import Role
-from twinpool.sim.scenario import Fault, FaultKind
+from twinpool.sim.run import simulate
+from twinpool.sim.scenario import Fault, FaultKind, Scenario, TrafficSpec
 from twinpool.workload.lengths import Exactly, Uniform
 from twinpool.workload.mixes import Mix, Part, Swing, short_and_long
+from twinpool.workload.offered import Offered
 
 PROMPTS = Mix(parts=(Part(share=1.0, prompt=Uniform(6000, 8000), output=Exactly(16)),))
 ANSWERS = Mix(parts=(Part(share=1.0, prompt=Uniform(2000, 3000), output=Exactly(800)),))
@@ -124,3 +129,59 @@ def test_what_is_not_known_is_learnt_and_then_acted_upon() -> None:
     run = play(arm(2, 6), "mixed-60-40", 70.0, seconds=60.0, knows_costs=False)
     assert split_after(run, 2) >= 4
     assert run.decisions["colocated", "decode_sooner"] > 0
+
+
+@pytest.mark.parametrize("rate", [40.0, 66.0])
+def test_a_tenth_more_is_worth_one_worker_at_most(rate: float) -> None:
+    """BS-02: what is learnt is monotone in what is asked for."""
+    some, more = (split_after(play(arm(2, 4), "mixed-60-40", asked), 2) for asked in (rate, 1.1 * rate))
+    assert 0 <= more - some <= 1
+
+
+def test_a_change_that_nobody_may_make_is_said_and_not_waited_for() -> None:
+    """BS-04: prefill is short, and those that decode have no other role; once answers are, another may still go there."""
+    fleet = arm(1, 3)
+    prefill, decode = fleet.workers
+    fixed = msgspec.structs.replace(decode, allowed_roles=(Role.DECODE,))
+    run = play(msgspec.structs.replace(fleet, workers=(prefill, fixed)), PROMPTS, 9.0)
+    assert "fixed" in reasons(run)
+    assert flips(run) == []
+    assert run.recording.outcomes["ok"] == run.demand.requests
+    both = msgspec.structs.replace(fleet, workers=(msgspec.structs.replace(prefill, count=3), fixed))
+    assert split_after(play(both, ANSWERS, 50.0), 3) < 3
+
+
+def test_a_worker_that_is_silent_for_a_while_moves_nobody_for_long() -> None:
+    """What runs there goes on. The others serve what is asked for, and the split is what it was when it is back."""
+    silent = Fault(at_s=15.0, worker="w000", kind=FaultKind.LOST, lasts_s=10.0)
+    run = play(arm(4, 2), "mixed-60-40", 50.0, seconds=60.0, faults=(silent,))
+    assert len(flips(run)) <= 2
+    assert run.recording.outcomes["ok"] == run.demand.requests
+
+
+def test_prefill_does_not_outrun_decode() -> None:
+    """BS-13: room for four answers, a hundred requests: never more prompts are read, or held, than there is room for."""
+    fleet = arm(1, 1, sequences=4)
+    scenario = Scenario(
+        name="outrun",
+        traffic=TrafficSpec(trace="given"),
+        duration_s=10.0,
+        routing=Routing(policy=RoutingPolicy.LEAST_COST, prefill_window_tokens=100_000, queue_timeout_s=600.0),
+        balance=Balance(mode=BalanceMode.OFF),
+        workers=fleet.workers,
+    )
+    under_way: set[str] = set()
+    most = 0
+
+    def look(event: on.Event, commands: list[do.Command]) -> None:
+        nonlocal most
+        under_way.update(command.request for command in commands if isinstance(command, do.SendPrefill))
+        if isinstance(event, on.RequestFinished):
+            under_way.discard(event.request)
+        most = max(most, len(under_way))
+
+    requests = iter([Offered(0.01 * n, 3000, 400, is_long=True) for n in range(100)])
+    run = simulate(scenario, scenario.all_arms()[0], requests=requests, on_step=look)
+    assert most == 4
+    assert run.recording.outcomes["ok"] == 100
+    assert run.lost_leases == 0

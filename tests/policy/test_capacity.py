@@ -72,3 +72,18 @@ def test_what_is_carried_does_not_hang_on_rounding() -> None:
 
 def test_nothing_asked_is_carried_any_number_of_times() -> None:
     assert times(asked(reads=0, writes=0), 1, 1) >= 1e6
+
+
+def test_a_budget_that_ends_steps_early_makes_more_of_them() -> None:
+    """512 tokens, 32 of them written: 10 + 3.2 + 19.2 ms, 30.8 times a second, though 45 ms would keep the objective."""
+    traffic = asked(reads=30.84 * 479.6, writes=1000, short_share=0.0)
+    assert carried_by_one_pool(traffic, kind(budget=512), {"k": 1}) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("workers", range(1, 12))
+def test_one_pool_carries_what_its_workers_do_however_many_share_it(workers: int) -> None:
+    """Eight eighths may sum to a little less than one: that is no prompt unread."""
+    for reads in (10_000.0, 12_345.678, 13_999.9):
+        traffic = asked(reads=workers * reads, writes=1000.0 * workers, short_share=0.0)
+        found = carried_by_one_pool(traffic, kind(budget=512), {"k": workers})
+        assert found > 1.0

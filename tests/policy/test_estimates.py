@@ -46,3 +46,16 @@ def test_short_prompts_teach_nothing() -> None:
     assert lengths.tokens(text(1000)) == 250
     lengths.learn(text(200), 200)
     assert lengths.tokens(text(1000)) > 250
+
+
+def test_the_error_is_that_of_guesses_before_they_were_learnt_from() -> None:
+    lengths = PromptLengths()
+    assert lengths.error_ratio == 0.0
+    for _ in range(200):
+        lengths.learn(text(1000), 500)
+    assert lengths.error_ratio < 0.02
+    lengths.learn(text(1000), 1000)
+    assert lengths.error_ratio == pytest.approx(0.05 * 0.5, abs=0.02)
+    other = PromptLengths()
+    other.recall(lengths.remember())
+    assert other.error_ratio == lengths.error_ratio

@@ -181,3 +181,15 @@ def test_an_engine_that_says_it_is_full_gets_nothing_while_that_is_fresh() -> No
     made.finishes("r", usage=Usage(prompt_tokens=1000, completion_tokens=2))
     made.arrives("s", prompt(1000))
     assert went(made)[3] == "d1"
+
+
+def test_a_newcomer_is_not_buried_under_all_that_waits() -> None:
+    """BS-15: it gets a window of prompts, as everybody does, and the rest can still choose."""
+    made = stage("p1", "d1")
+    busy(made, 1)
+    for n in range(200):
+        made.arrives(f"r{n}", prompt(3000))
+    waiting = made.controller.waiting_requests()
+    made.joins(facts("p2"))
+    assert 1 <= waiting - made.controller.waiting_requests() <= 2
+    assert made.worker("p2").prefill_tokens <= made.controller.rules.prefill_window_tokens + 3000

@@ -175,6 +175,8 @@ def recommendation(changes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     if calmer:
         arm = min(calmer, key=lambda name: changes[name]["itl_worst_p99_ratio"])
         return arm, f"goodput and TTFT no worse for sure, worst gaps {change(changes[arm]['itl_worst_p99_ratio'])}"
+    if all(_is_surely(found["intervals"]["goodput_ratio"], below=1.0) for found in changes.values()):
+        return "colocated", "more of its requests met the objectives, for sure"
     return "colocated", "nothing else was surely better, and one pool is simpler"
 
 

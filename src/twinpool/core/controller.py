@@ -97,6 +97,14 @@ class Controller:
     def estimate_prompt_tokens(self, facts: RequestFacts) -> int:
         return self._books.policies.prompt_lengths.tokens(facts)
 
+    def prompt_length_error(self) -> float:
+        """The mean relative error of recent guesses of a prompt's tokens."""
+        return self._books.policies.prompt_lengths.error_ratio
+
+    def cost_errors(self) -> dict[str, dict[str, float]]:
+        """The mean relative error of recent predictions of costs, by kind of worker and by what was predicted."""
+        return self._books.policies.learner.errors()
+
     def handles_by_state(self) -> dict[HandleState, int]:
         """Handles that have not ended, by state."""
         return self._books.handles.by_state()

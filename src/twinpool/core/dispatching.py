@@ -8,7 +8,7 @@ from twinpool.core import events as on
 from twinpool.core.books import Books
 from twinpool.core.cluster import Worker
 from twinpool.core.decisions import Choice, Decision, Why
-from twinpool.core.endings import release, retry
+from twinpool.core.endings import refuse, release, retry
 from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
 from twinpool.core.model import Dialect, Leg
 from twinpool.core.pairs import Pair
@@ -30,9 +30,11 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
                 ahead += request.prompt_tokens
                 continue
             decision = books.policies.route(request.pending(at, ahead), workers)
+            if books.rules.refuse_late and refuse_if_late(books, request, decision, at, out):
+                continue
             is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
             if decision.choice is not Choice.WAIT and is_let_by:
-                books.waiting.remove(request)
+                books.waiting.remove(request, request.prompt_tokens - decision.cached_tokens)
                 _start(books, request, decision, at, out)
                 continue
             if not request.shown_waiting and decision.choice is Choice.WAIT:
@@ -42,6 +44,19 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
                 break
             shortest = request.prompt_tokens
             ahead += request.prompt_tokens
+
+
+def refuse_if_late(books: Books, request: Request, decision: Decision, at: float, out: list[do.Command]) -> bool:
+    """Whether admission has given up on one that waits: what it would get by now comes too late. Not on one that was tried
+    before: it has cost work already, and somebody promised it an answer."""
+    if request.attempt:
+        return False
+    late_s = books.policies.late(request.facts, request.prompt_tokens, at - request.waits_since, decision)
+    if late_s is None:
+        return False
+    books.waiting.remove(request)
+    refuse(books, request, Why.LATE, out, late_s=late_s)
+    return True
 
 
 def _start(books: Books, request: Request, decision: Decision, at: float, out: list[do.Command]) -> None:

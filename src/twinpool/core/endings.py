@@ -3,6 +3,8 @@
 Every way out of a request passes through here, so that none of them can forget one of the three.
 """
 
+from math import ceil
+
 from twinpool.core import commands as do
 from twinpool.core.books import Books
 from twinpool.core.decisions import Choice, Decision, Why
@@ -13,6 +15,7 @@ from twinpool.errors import Reason
 
 _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
     Why.QUEUE_FULL: (429, Reason.QUEUE_FULL, 1),
+    Why.LATE: (429, Reason.WOULD_BE_LATE, 1),
     Why.DRAINING: (503, Reason.DRAINING, 5),
     Why.QUEUE_TIMEOUT: (503, Reason.QUEUE_FULL, 5),
     Why.NO_WORKER: (503, Reason.NO_WORKER, 5),
@@ -57,11 +60,14 @@ def end(books: Books, request: Request, move: RequestMove, out: list[do.Command]
     del books.requests[request.id]
 
 
-def refuse(books: Books, request: Request, why: Why, out: list[do.Command]) -> None:
-    """Admission's no, or the end of a wait; the caller has taken the request out of its queue."""
+def refuse(books: Books, request: Request, why: Why, out: list[do.Command], *, late_s: float | None = None) -> None:
+    """Admission's no, or the end of a wait; the caller has taken the request out of its queue. One that would be `late_s` too
+    late may come again when what stands before it is done."""
     request.story.move(RequestMove.REFUSE)
     del books.requests[request.id]
     status, reason, retry_after_s = _REFUSALS[why]
+    if late_s is not None:
+        retry_after_s = ceil(late_s)
     decision = Decision(Choice.REFUSE, why)
     out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
     out.append(do.FailRequest(request=request.id, status=status, reason=reason, retry_after_s=retry_after_s))

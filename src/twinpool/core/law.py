@@ -13,8 +13,8 @@ class CostPrior(msgspec.Struct, frozen=True, kw_only=True):
 
     Reading a prompt of `u` uncached tokens behind `k` cached ones: `read_s + read_token_s·u + read_pair_s·u·(u + 2k)`. A step
     that writes a token for each of `b` sequences with `c` tokens of KV together: `step_s + step_sequence_s·b +
-    step_kv_token_s·c`, and with a chunk of `n` prompt tokens in it `mixed_s + mixed_token_s·n` more. A handoff: `handoff_s +
-    handoff_token_s` a token."""
+    step_kv_token_s·c`, and with a chunk of `n` prompt tokens in it `mixed_s + mixed_token_s·n` more, but for those that a step
+    on its floor takes for nothing: `free_tokens - free_sequence_tokens·b`. A handoff: `handoff_s + handoff_token_s` a token."""
 
     read_s: float
     read_token_s: float
@@ -24,6 +24,8 @@ class CostPrior(msgspec.Struct, frozen=True, kw_only=True):
     step_kv_token_s: float
     mixed_s: float
     mixed_token_s: float
+    free_tokens: float = 0.0
+    free_sequence_tokens: float = 0.0
     handoff_s: float = 0.003
     handoff_token_s: float = 0.0
 

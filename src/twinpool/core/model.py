@@ -104,6 +104,9 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     vouches: bool = False
 
 
+Priority = Annotated[int, msgspec.Meta(ge=-100, le=100)]
+
+
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What routing reads from a request, and nothing else of it.
 
@@ -112,6 +115,9 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     answers it asks for. `max_tokens` is None when the client left it out. `prefix` names the prompt's beginning by blocks of
     `PREFIX_BLOCK_TOKENS`: each number stands for all of the text up to the end of its block, for the model, its adapter and the
     tenant's salt; it is empty where that is not known.
+
+    `tenant` names whose request it is, among whom turns are shared fairly: a name, never a key, since the journal has it. Among
+    one tenant's requests those of a higher `priority` go first.
     """
 
     model: str
@@ -123,6 +129,8 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_tokens: int | None = None
     obstacle: Why | None = None
     prefix: tuple[int, ...] = ()
+    tenant: str = ""
+    priority: Priority = 0
 
 
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

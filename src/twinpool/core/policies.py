@@ -38,6 +38,10 @@ class Entrance(NamedTuple):
 Admit = Callable[[RequestFacts, Entrance], Why | None]
 """None lets the request in; a reason refuses it."""
 
+Late = Callable[[RequestFacts, int, float, Decision], float | None]
+"""By how many seconds a request would miss its objective, given the tokens of its prompt, how long it has waited, and what
+routing would do with it; None where it would not, or nobody can tell."""
+
 Route = Callable[[Pending, Sequence[WorkerView]], Decision]
 """One of the ways to go, given the workers that are there, in the order of their ids. One that is paused gets nothing."""
 
@@ -46,8 +50,11 @@ PickDecode = Callable[[Pending, WorkerView, Sequence[WorkerView]], str | None]
 
 
 class PromptLengths(Protocol):
-    """Guesses a prompt's tokens before any engine has counted them, and learns from those that have."""
+    """Guesses a prompt's tokens before any engine has counted them, and learns from those that have. `error_ratio`: the mean
+    relative error of recent guesses."""
 
+    @property
+    def error_ratio(self) -> float: ...
     def tokens(self, facts: RequestFacts) -> int: ...
     def learn(self, facts: RequestFacts, prompt_tokens: int) -> None: ...
     def remember(self) -> dict[str, float]:
@@ -78,6 +85,9 @@ class Learner(Protocol):
     def is_known(self, kind: str) -> bool:
         """Whether its costs are."""
 
+    def errors(self) -> dict[str, dict[str, float]]:
+        """The mean relative error of recent predictions of costs, by kind of worker and by what was predicted."""
+
     def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None: ...
     def finished(self, facts: RequestFacts, usage: Usage) -> None: ...
     def read(self, kind: str, seen: ReadingSeen) -> None: ...
@@ -95,6 +105,7 @@ class Learner(Protocol):
 
 class Policies(NamedTuple):
     admit: Admit
+    late: Late
     route: Route
     pick_decode: PickDecode
     prompt_lengths: PromptLengths

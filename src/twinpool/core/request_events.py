@@ -3,7 +3,8 @@
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.books import Books
-from twinpool.core.dispatching import dispatch, hand_off, send_canaries
+from twinpool.core.decisions import Why
+from twinpool.core.dispatching import dispatch, hand_off, refuse_if_late, send_canaries
 from twinpool.core.endings import cancel_legs, end, fail, refuse, release, resume, retry
 from twinpool.core.lifecycle import RequestMove, RequestState
 from twinpool.core.model import Failure, Incarnation, Leg, Usage
@@ -30,17 +31,37 @@ def request_arrived(books: Books, event: on.RequestArrived, out: list[do.Command
     tokens = books.policies.prompt_lengths.tokens(event.facts)
     start_ticking(books, event.at)
     books.policies.learner.arrived(event.at, event.facts, tokens)
-    request = Request.arrived(event.request, event.facts, tokens, event.at + books.rules.request_timeout_s)
+    expires = event.at + books.rules.request_timeout_s
+    turn = event.at - event.facts.priority * books.rules.priority_lead_s
+    request = Request.arrived(event.request, event.facts, tokens, expires=expires, turn=turn)
     books.requests[event.request] = request
     refusal = books.policies.admit(event.facts, Entrance(len(books.waiting), books.is_draining))
-    if refusal is not None:
+    if refusal is not None and not (refusal is Why.QUEUE_FULL and _makes_room(books, request, out)):
         refuse(books, request, refusal, out)
         return
     books.alarm(request.expires)
     request.story.move(RequestMove.QUEUE)
     books.begin_wait(request, event.at)
     books.waiting.append(request)
-    dispatch(books, event.at, out)
+    if not (books.rules.refuse_late and _is_late(books, request, event.at, out)):
+        dispatch(books, event.at, out)
+
+
+def _makes_room(books: Books, request: Request, out: list[do.Command]) -> bool:
+    """The queue is full: whoever fills it gives way to the others."""
+    other = books.waiting.who_yields_to(request)
+    if other is None:
+        return False
+    books.waiting.remove(other)
+    refuse(books, other, Why.QUEUE_FULL, out)
+    return True
+
+
+def _is_late(books: Books, request: Request, at: float, out: list[do.Command]) -> bool:
+    """One that has just come, with all that wait before it."""
+    workers = books.cluster.routable(request.facts.model, at)
+    decision = books.policies.route(request.pending(at, books.waiting.ahead_of(request)), workers)
+    return refuse_if_late(books, request, decision, at, out)
 
 
 def prefill_finished(books: Books, event: on.PrefillFinished, out: list[do.Command]) -> None:

@@ -18,6 +18,7 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     expires: float  # the end of all attempts
     deadline: float  # the end of the present wait
     story: RequestStory
+    turn: float  # its place among those of its tenant: when it came, or earlier by its priority
     attempt: int = 0
     strikes: int = 0
     failed_handoffs: int = 0
@@ -29,14 +30,16 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     dialect: Dialect | None = None
     out: list[Leg] = []  # legs that were sent and have not ended
     waits_since: float = 0.0  # the beginning of the present wait
+    is_again: bool = False  # it waits after an attempt, before all whose first wait it is
     shown_waiting: bool = False
     is_begun: bool = False  # the client has part of the answer
     cached_tokens: int = 0  # of the prompt, that its reading worker should hold already
     mark: Mark | None = None  # where its worker's sums stood at its first token
 
     @classmethod
-    def arrived(cls, request: str, facts: RequestFacts, prompt_tokens: int, expires: float) -> "Request":
-        return cls(request, facts, prompt_tokens, expires, expires, RequestStory(f"request {request}", RequestState.NEW))
+    def arrived(cls, request: str, facts: RequestFacts, prompt_tokens: int, *, expires: float, turn: float) -> "Request":
+        story = RequestStory(f"request {request}", RequestState.NEW)
+        return cls(request, facts, prompt_tokens, expires, expires, story, turn)
 
     def pending(self, at: float, ahead_tokens: int = 0) -> Pending:
         return Pending(self.facts, self.prompt_tokens, self.avoid, self.is_begun, self.failed_handoffs, at, ahead_tokens)

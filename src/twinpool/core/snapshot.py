@@ -1,7 +1,7 @@
 """All that a controller knows at one moment, as one JSON object: a journal's file can begin with it in place of the events
 that led there.
 
-    {"is_draining":false,"wakeup":612.5,"cluster":{"workers":[...],"loads":[...]},"requests":[...],"waiting":[["r7"]],...}
+    {"is_draining":false,"wakeup":612.5,"cluster":{"workers":[...],"loads":[...]},"requests":[...],"waiting":[...],...}
 
 The controller's records are structs, so they are their own description: taken down as they stand and read back as new ones. It
 is text at once and never kept as records, which the controller would go on to change.
@@ -14,6 +14,7 @@ from twinpool.core.decisions import Balanced
 from twinpool.core.handles import Handle
 from twinpool.core.pairs import PairsRecord
 from twinpool.core.requests import Request
+from twinpool.core.waiting import WaitingRecord
 from twinpool.errors import UserError
 
 
@@ -27,13 +28,13 @@ class BalanceRecord(msgspec.Struct, eq=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Each list in the order in which the controller goes through it; `waiting` has the ids of a lane of the queue in each."""
+    """Each list in the order in which the controller goes through it."""
 
     is_draining: bool
     wakeup: float | None
     cluster: ClusterRecord
     requests: list[Request]
-    waiting: list[list[str]]
+    waiting: WaitingRecord
     handles: list[Handle]
     pairs: PairsRecord
     balance: BalanceRecord

@@ -185,7 +185,20 @@ class _ClusterNow(Collector):
         pairs = GaugeMetricFamily("twinpool_pairs", "Two workers that could hand over, by whether they may.", labels=["state"])
         for pair_state in PairState:
             pairs.add_metric([pair_state], sum(pair.state is pair_state for pair in self._controller.pairs()))
+        errors = GaugeMetricFamily(
+            "twinpool_cost_error_ratio",
+            "Mean relative error of recent predictions of what a kind of worker takes.",
+            labels=["kind", "predicted"],
+        )
+        for kind, found in self._controller.cost_errors().items():
+            for predicted, ratio in found.items():
+                errors.add_metric([kind, predicted], ratio)
         live, waiting = self._controller.live_requests, self._controller.waiting_requests()
-        yield from (pool, queue, handles, pairs)
+        yield from (pool, queue, handles, pairs, errors)
+        yield GaugeMetricFamily(
+            "twinpool_prompt_length_error_ratio",
+            "Mean relative error of recent guesses of a prompt's tokens, before an engine has counted them.",
+            value=self._controller.prompt_length_error(),
+        )
         yield GaugeMetricFamily("twinpool_requests_live", "Requests in the gateway.", value=live)
         yield GaugeMetricFamily("twinpool_requests_waiting", "Requests in the router's queue.", value=waiting)

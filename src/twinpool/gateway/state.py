@@ -32,6 +32,7 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "pairs": describe_pairs(controller),
         "incompatible": describe_incompatible(worker.facts for worker in controller.cluster),
         "balance": _described(controller.balanced()),
+        "error_ratio": {"prompt_tokens": controller.prompt_length_error(), "costs": controller.cost_errors()},
         "indicators": driver.metrics.indicators.now(),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},

@@ -1,9 +1,14 @@
-"""Who gets in: everyone, until the router's queue is full or the gateway is ending."""
+"""Who gets in: everyone, until the router's queue is full or the gateway is ending; and, where that was asked for, nobody who
+would be late.
+
+Whose turn it is among those that wait, and who yields where the queue is full, says `core.line`."""
 
 from twinpool.config import Routing
-from twinpool.core.decisions import Why
+from twinpool.core.decisions import Choice, Decision, Why
+from twinpool.core.law import Law
 from twinpool.core.model import RequestFacts
-from twinpool.core.policies import Admit, Entrance
+from twinpool.core.policies import Admit, Entrance, Late
+from twinpool.policy.learning import Learning
 
 
 def bounded_queue(rules: Routing) -> Admit:
@@ -17,3 +22,28 @@ def bounded_queue(rules: Routing) -> Admit:
         return None
 
     return admit
+
+
+def predicted_miss(law: Law, learning: Learning) -> Late:
+    """Late is what waits behind others for too long. A prompt that takes longer than the objective to read is late however idle
+    the workers are: to refuse it would help nobody, and would never end."""
+    objective_s = law.objectives.slo_ttft_s
+
+    def late(facts: RequestFacts, prompt_tokens: int, waited_s: float, decision: Decision) -> float | None:
+        ttft_s = _predicted_s(decision)
+        if ttft_s is None or waited_s + ttft_s <= objective_s:
+            return None
+        alone_s = learning.costs.quickest_read(prompt_tokens)
+        return waited_s + ttft_s - objective_s if alone_s is not None and alone_s <= objective_s else None
+
+    return late
+
+
+def _predicted_s(decision: Decision) -> float | None:
+    """From now to the first token, the way that was chosen; who must wait goes over a pair in the end."""
+    forecast = decision.forecast
+    if forecast is None:
+        return None
+    if decision.choice is not Choice.COLOCATED:
+        return forecast.pair_s
+    return forecast.prefill_s if decision.why is Why.DECODE_FULL else forecast.decode_s

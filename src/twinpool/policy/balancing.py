@@ -20,6 +20,7 @@ from twinpool.core.law import Law
 from twinpool.core.model import Role
 from twinpool.core.policies import Balance, PoolView
 from twinpool.policy.capacity import Asked, Kind, carried, carried_by_one_pool
+from twinpool.policy.costs import ITL_SHARE
 from twinpool.policy.learning import Learning
 
 _BACKLOG_S = 1.0  # in which what waits should be served
@@ -27,7 +28,8 @@ _MOST_BACKLOG = 0.3  # of what is asked for, that what waits counts as: one long
 _FEWEST_ANSWERS = 20  # that have ended, before anything is said of what answers take
 _PATIENCE_S = 20.0  # for those
 _LOOKS = 3  # for which another split must look better
-_ONE_POOL_BETTER = 1.03  # by so much one pool must carry more before everybody does everything, and so much less to end it
+_ONE_POOL_BETTER = 1.03  # by so much one pool must carry more than the present split, and so much less than the best to end it
+_ONE_POOL_SHARE = 0.95  # of the ITL objective, that its steps may take by the estimate
 _LINK_SHARE = 0.6  # of a handoff's bandwidth, beyond which handoffs wait for one another
 
 
@@ -60,8 +62,10 @@ class _Split:
         ingress = self._ingress(decodes)
         return max(1.0 / times if times > 0 else 1e9, ingress)
 
-    def one_pool_pressure(self) -> float:
-        times = carried_by_one_pool(self.asked, self.kinds, self.prefills + self.decodes)
+    def one_pool_pressure(self, *, is_one_pool: bool) -> float:
+        """No step is longer than the budget makes it, so half the reserve is enough to begin with; while it lasts, none."""
+        leeway = (1.0 if is_one_pool else _ONE_POOL_SHARE) / ITL_SHARE
+        times = carried_by_one_pool(self.asked, self.kinds, self.prefills + self.decodes, leeway=leeway)
         return 1.0 / times if times > 0 else 1e9
 
     def _ingress(self, decodes: Counter[str]) -> float:
@@ -142,7 +146,7 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
                     if other < best_pressure:
                         best_pressure, moves = other, (kind, role)
                         best = len(prefills) + (count if role is Role.PREFILL else -count)
-        one_pool = split.one_pool_pressure()
+        one_pool = split.one_pool_pressure(is_one_pool=learning.is_one_pool)
         found = Balanced(
             WhyBalance.HOPELESS if is_hopeless else WhyBalance.GOOD,
             prefill=len(prefills),
@@ -151,7 +155,7 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             pressure=round(pressure, 3) if pressure < 1e6 else None,
             best_pressure=round(best_pressure, 3) if best_pressure < 1e6 else None,
             one_pool_pressure=round(one_pool, 3) if one_pool < 1e6 else None,
-            is_one_pool=_is_one_pool(one_pool, best_pressure),
+            is_one_pool=_is_one_pool(one_pool, pressure, best_pressure),
         )
         learning.is_one_pool = found.is_one_pool
         if found.is_one_pool:
@@ -174,10 +178,11 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
         why = WhyBalance.PREFILL_SHORT if role is Role.PREFILL else WhyBalance.DECODE_SHORT
         return _with(found, why, donor.facts.worker, role)
 
-    def _is_one_pool(one_pool: float, two_pools: float) -> bool:
+    def _is_one_pool(one_pool: float, present: float, best: float) -> bool:
+        """It costs no change of anybody's role, so it need not beat by much what would take several."""
         if learning.is_one_pool:
-            return one_pool <= two_pools * _ONE_POOL_BETTER
-        return one_pool * _ONE_POOL_BETTER < two_pools
+            return one_pool <= best * _ONE_POOL_BETTER
+        return one_pool <= best and one_pool * _ONE_POOL_BETTER < present
 
     def _settled(found: Balanced, why: WhyBalance) -> Balanced:
         learning.looks = 0

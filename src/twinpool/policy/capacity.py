@@ -3,8 +3,8 @@ hand.
 
 A worker that decodes takes `s` steps a second. With `w` tokens a second to write it needs `e·s + a·w` of each second for that
 (`e` a step, `a` a sequence's share of it with its KV); what is left it can read prompts beside, if their chunks keep its steps
-within the objective: `s` is at least 1/objective, more where the batch `w/s` would not fit its KV. A worker that prefills only
-reads.
+within the objective: `s` is at least 1/objective, more where the batch `w/s` would not fit its KV, and as many as it takes to
+read a budget's tokens in each where those end sooner. A worker that prefills only reads.
 
     carried(split) = the largest m with  reading(prefill) + reading(decode, beside m·writes) ≥ m·reads
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from twinpool.policy.costs import KindCosts
 
 _MOST = 1e6  # times the present traffic: nothing is asked for
-_ALL = 1 - 1e-9  # of what must be read: a sum of shares is seldom exactly 1
+_SAME = 1.0 + 1e-9  # a sum of shares may come out below its whole
 
 
 class Kind(NamedTuple):
@@ -55,11 +55,12 @@ def carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: 
     return _highest(lambda times: _is_carried(asked, kinds, prefills, decodes, times))
 
 
-def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts) -> float:
-    """The same where everybody does everything: prompts of any length must be readable beside what is written."""
+def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts, *, leeway: float = 1.0) -> float:
+    """The same where everybody does everything: prompts of any length must be readable beside what is written. Steps may take
+    `leeway` times the limit."""
     if not asked.reads and not asked.writes:
         return _MOST
-    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, times))
+    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, times, leeway))
 
 
 def _highest(is_carried: Callable[[float], bool]) -> float:
@@ -77,7 +78,9 @@ def _highest(is_carried: Callable[[float], bool]) -> float:
     return low
 
 
-def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float) -> bool:
+def _is_carried(
+    asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float, leeway: float = 1.0
+) -> bool:
     reads, writes = asked.reads * times, asked.writes * times
     able_s = {name: _alone_tokens_s(kinds[name], asked.context) for name, count in decodes.items() if count}
     total_s = fsum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
@@ -85,13 +88,13 @@ def _is_carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decod
         return False
     beside = 0.0
     for name, tokens_s in able_s.items():
-        found = _beside(asked, kinds[name], writes * tokens_s / total_s)
+        found = _beside(asked, kinds[name], writes * tokens_s / total_s, leeway * kinds[name].costs.limit_s)
         if found is None:
             return False
         reading_s, share = found
         beside += decodes[name] * min(reading_s, share * reads * tokens_s / total_s)
     reading = fsum(count * _reading_tokens_s(asked, kinds[name].costs) for name, count in prefills.items() if count)
-    return reading + min(beside, reads) >= reads * _ALL
+    return (reading + min(beside, reads)) * _SAME >= reads
 
 
 def _alone_tokens_s(kind: Kind, context: float) -> float:
@@ -113,24 +116,36 @@ def most_sequences(kind: Kind, context: float) -> float:
     return max(1.0, min(batch, 1.5 * kind.costs.most_batch))
 
 
-def _beside(asked: Asked, kind: Kind, writes: float) -> tuple[float, float] | None:
-    """Prompt tokens a second that it reads beside `writes` tokens a second, and the share of the prompt tokens that come in
-    prompts it may read; None where the writing alone is too much."""
+def _beside(asked: Asked, kind: Kind, writes: float, limit_s: float) -> tuple[float, float] | None:
+    """Prompt tokens a second that it reads beside `writes` tokens a second in steps of at most `limit_s`, and the share of the
+    prompt tokens that come in prompts it may read; None where the writing alone is too much."""
     costs = kind.costs
     a_sequence_s = costs.step_sequence_s + costs.step_kv_token_s * asked.context
-    steps = max(1.0 / costs.limit_s, writes / most_sequences(kind, asked.context))
-    left = 1.0 - steps * costs.step_s - writes * a_sequence_s
-    if left < 0:
+    fewest = max(1.0 / limit_s, writes / most_sequences(kind, asked.context))
+    if fewest * costs.step_s + writes * a_sequence_s > 1.0:
         return None
+    steps = max(fewest, _full_steps(costs, kind.budget_tokens, writes, a_sequence_s))
     batch = writes / steps
-    chunk = costs.largest_chunk(costs.step(batch, batch * asked.context), costs.limit_s)
+    step_s = costs.step_s + a_sequence_s * batch
     free = kind.budget_tokens - batch
+    chunk = costs.largest_chunk(batch, step_s, 1.0 / steps)
     if free <= 0 or chunk <= 0:
         return 0.0, 0.0
-    share = 1.0 if free <= chunk else _readable_share(asked, chunk)
-    extra_s = max(0.0, costs.mixed_s)
-    a_token_s = costs.mixed_token_s + extra_s / min(chunk, free)
-    return min(left / a_token_s, steps * min(chunk, free)) if a_token_s > 0 else steps * free, share
+    allowed = costs.largest_chunk(batch, step_s, limit_s)
+    return steps * min(chunk, free), 1.0 if free <= allowed * _SAME else _readable_share(asked, allowed)
+
+
+def _full_steps(costs: KindCosts, budget_tokens: int, writes: float, a_sequence_s: float) -> float:
+    """Steps a second, if each is as full as its budget: `s` with s·(a step for w/s sequences and a chunk of the rest) = 1.
+    First as if each had some tokens for nothing, and where its batch leaves it none, without."""
+    token_s = costs.mixed_token_s
+    for free, of_each in ((costs.free_tokens, costs.free_sequence_tokens), (0.0, 0.0)):
+        a_step_s = costs.step_s + costs.mixed_s + token_s * (budget_tokens - free)
+        left = 1.0 - writes * (a_sequence_s - token_s * (1.0 - of_each))
+        steps = left / a_step_s if a_step_s > 0 and left > 0 else 0.0
+        if steps and free >= of_each * writes / steps:
+            break
+    return steps
 
 
 def _readable_share(asked: Asked, chunk: float) -> float:

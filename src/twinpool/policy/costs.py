@@ -29,6 +29,8 @@ class KindCosts:
         handoff: list[float],
         *,
         mixed_s: float,
+        free_tokens: float,
+        free_sequence_tokens: float,
         most_batch: float,
         a_prompt_s: float,
         itl_s: float,
@@ -38,6 +40,8 @@ class KindCosts:
         self.step_s, self.step_sequence_s, self.step_kv_token_s, self.mixed_token_s = step
         self.handoff_s, self.handoff_token_s = handoff
         self.mixed_s = mixed_s
+        self.free_tokens = free_tokens
+        self.free_sequence_tokens = free_sequence_tokens
         self.most_batch = most_batch
         self.is_hopeless = self.step(2, 4000) >= ITL_SHARE * itl_s
         self.limit_s = 2 * self.step(64, 128_000) if self.is_hopeless else ITL_SHARE * itl_s
@@ -48,12 +52,22 @@ class KindCosts:
 
     def step(self, batch: float, kv_tokens: float, chunk: float = 0.0) -> float:
         seconds = self.step_s + self.step_sequence_s * batch + self.step_kv_token_s * kv_tokens
-        return seconds + max(0.0, self.mixed_s + self.mixed_token_s * chunk) if chunk else seconds
+        return seconds + self.added(batch, chunk) if chunk else seconds
 
-    def largest_chunk(self, step_s: float, limit_s: float) -> float:
-        """Prompt tokens that a step of `step_s` can take along within the limit."""
+    def added(self, batch: float, chunk: float) -> float:
+        """By a chunk of so many prompt tokens to a step that writes for `batch` sequences."""
+        return max(0.0, self.mixed_s + self.mixed_token_s * (chunk - self.free(batch)))
+
+    def free(self, batch: float) -> float:
+        """Prompt tokens that such a step takes along for nothing: it is on its floor."""
+        return max(0.0, self.free_tokens - self.free_sequence_tokens * batch)
+
+    def largest_chunk(self, batch: float, step_s: float, limit_s: float) -> float:
+        """Prompt tokens that a step which takes `step_s` for `batch` sequences can take along within the limit."""
         left = limit_s - step_s - self.mixed_s
-        return left / self.mixed_token_s if self.mixed_token_s > 0 else (inf if left > 0 else 0.0)
+        if self.mixed_token_s <= 0:
+            return inf if left > 0 else 0.0
+        return left / self.mixed_token_s + self.free(batch)
 
     def handoff(self, tokens: int) -> float:
         return self.handoff_s + self.handoff_token_s * tokens
@@ -68,6 +82,8 @@ class _Kind:
         self.step = Fit(4, prior=_step_prior(prior), enough=16)
         self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8, above=0.05)  # others on the link
         self.mixed_s = prior.mixed_s if prior is not None else 0.0
+        self.free_tokens = prior.free_tokens if prior is not None else 0.0
+        self.free_sequence_tokens = prior.free_sequence_tokens if prior is not None else 0.0
         self.steps_a_prompt = 0.5  # that end with a prompt: short ones are read several at once
         self.costs: KindCosts | None = None
         self.renew()
@@ -85,6 +101,8 @@ class _Kind:
             step,
             handoff,
             mixed_s=self.mixed_s,
+            free_tokens=self.free_tokens,
+            free_sequence_tokens=self.free_sequence_tokens,
             most_batch=most,
             a_prompt_s=reading[0] * self.steps_a_prompt,
             itl_s=self._itl_s,
@@ -111,6 +129,11 @@ class Costs:
         found = self._kinds.get(kind)
         return (found or self._kind(kind)).costs
 
+    def quickest_read(self, tokens: int) -> float | None:
+        """Seconds that such a prompt takes the quickest kind, alone; None where nothing is known."""
+        known = [kind.costs.read_s + kind.costs.read(tokens, 0) for kind in self._kinds.values() if kind.costs is not None]
+        return min(known, default=None)
+
     def read(self, kind: str, seen: ReadingSeen) -> None:
         of = self._kind(kind)
         of.steps_a_prompt += 0.02 * (seen.steps / seen.prompts - of.steps_a_prompt)
@@ -124,12 +147,12 @@ class Costs:
         self._learn(self._kind(kind), "handoff", (1.0, tokens), seconds)
 
     def errors(self) -> dict[str, dict[str, float]]:
-        """The mean relative error of recent predictions, by kind and by what was predicted."""
-        return {
-            name: {"reading": kind.reading.error_ratio, "step": kind.step.error_ratio, "handoff": kind.handoff.error_ratio}
-            for name, kind in sorted(self._kinds.items())
-            if kind.costs is not None
-        }
+        """The mean relative error of recent predictions, by kind and by what was predicted, where something was."""
+        found: dict[str, dict[str, float]] = {}
+        for name, kind in sorted(self._kinds.items()):
+            fits = {"reading": kind.reading, "step": kind.step, "handoff": kind.handoff}
+            found[name] = {what: fit.error_ratio for what, fit in fits.items() if fit.samples and fit.coefficients is not None}
+        return {name: errors for name, errors in found.items() if errors}
 
     def remember(self) -> dict[str, KindRecord]:
         return {

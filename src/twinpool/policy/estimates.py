@@ -13,10 +13,12 @@ _LEARNING_RATE = 0.05  # the mean of about the last 40 prompts of the kind
 
 
 class PromptLengths:
-    """Characters times a ratio, learnt for ASCII prompts and for others apart (a mean over both fits neither)."""
+    """Characters times a ratio, learnt for ASCII prompts and for others apart (a mean over both fits neither). `error_ratio`:
+    the mean relative error of recent guesses."""
 
     def __init__(self) -> None:
         self._ratio = dict(_TOKENS_PER_CHAR)
+        self.error_ratio = 0.0
 
     def tokens(self, facts: RequestFacts) -> int:
         """The guess, at least 1."""
@@ -27,10 +29,14 @@ class PromptLengths:
         if facts.prompt_chars < 200:
             return
         ratio = self._ratio[facts.is_ascii]
+        if prompt_tokens > 0:
+            error = min(1.0, abs(ratio * facts.prompt_chars - prompt_tokens) / prompt_tokens)
+            self.error_ratio += _LEARNING_RATE * (error - self.error_ratio)
         self._ratio[facts.is_ascii] = ratio + _LEARNING_RATE * (prompt_tokens / facts.prompt_chars - ratio)
 
     def remember(self) -> dict[str, float]:
-        return {name: self._ratio[is_ascii] for is_ascii, name in _NAMES.items()}
+        return {name: self._ratio[is_ascii] for is_ascii, name in _NAMES.items()} | {"error_ratio": self.error_ratio}
 
     def recall(self, learnt: Mapping[str, float]) -> None:
         self._ratio = {is_ascii: learnt[name] for is_ascii, name in _NAMES.items()}
+        self.error_ratio = learnt["error_ratio"]

@@ -47,6 +47,9 @@ class Learning:
     def is_known(self, kind: str) -> bool:
         return self.costs.of(kind) is not None
 
+    def errors(self) -> dict[str, dict[str, float]]:
+        return self.costs.errors()
+
     def arrived(self, at: float, facts: RequestFacts, prompt_tokens: int) -> None:
         self.demand.arrived(at, prompt_tokens)
 

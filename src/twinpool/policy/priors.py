@@ -24,9 +24,11 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
     rows = [((1.0, batch, batch * context), ms / 1e3, 1.0) for batch, context, ms in cells]
     step = Fit(3, prior=rows)
     step_s, sequence_s, kv_token_s = step.coefficients or [0.0, 0.0, 0.0]
-    few, many = 256, 1024
-    of_few, of_many = (_between(lengths, 64 + tokens) - _between(lengths, 64) for tokens in (few, many))
-    mixed_token_s = (of_many - of_few) / (many - few)
+    short, long = 256, 1024
+    mixed_token_s = (_added(lengths, 64, long) - _added(lengths, 64, short)) / (long - short)
+    few, many = 16, 192
+    of_few, of_many = (512 - _added(lengths, batch, 512) / mixed_token_s for batch in (few, many))
+    free_sequence_tokens = max(0.0, (of_few - of_many) / (many - few))
     return CostPrior(
         read_s=0.0,
         read_token_s=full_s / chunk,
@@ -34,11 +36,18 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
         step_s=step_s,
         step_sequence_s=sequence_s,
         step_kv_token_s=kv_token_s,
-        mixed_s=of_few - mixed_token_s * few + profile.mixed_step_extra_ms / 1e3,
+        mixed_s=profile.mixed_step_extra_ms / 1e3,
         mixed_token_s=mixed_token_s,
+        free_tokens=of_few + free_sequence_tokens * few,
+        free_sequence_tokens=free_sequence_tokens,
         handoff_s=profile.handoff_latency_ms / 1e3,
         handoff_token_s=profile.kv_bytes_per_token / profile.handoff_bytes_per_s,
     )
+
+
+def _added(lengths: Sequence[tuple[int, float]], batch: int, tokens: int) -> float:
+    """By a chunk of so many tokens to a step that writes for `batch` sequences."""
+    return _between(lengths, batch + tokens) - _between(lengths, batch)
 
 
 def _between(points: Sequence[tuple[int, float]], tokens: int) -> float:

@@ -183,8 +183,7 @@ def _whole(
     total = waiting + unread
     step_s = kind.step_s + kind.step_sequence_s * batch + kind.step_kv_token_s * kv
     chunk = min(free, total)
-    extra_s = kind.mixed_s + kind.mixed_token_s * chunk
-    mixed_s = step_s + extra_s if extra_s > 0 else step_s
+    mixed_s = step_s + kind.added(batch, chunk)
     steps = ceil(total / chunk)
     pairs_s = kind.read_pair_s * unread * (unread + 2.0 * cached)
     ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s

@@ -23,7 +23,7 @@ from twinpool.sim.sequence import Place, Sequence
 from twinpool.workload.offered import Offered
 
 _CANARY_S = 0.1
-_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.NO_WORKER, Reason.DRAINING})
+_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.WOULD_BE_LATE, Reason.NO_WORKER, Reason.DRAINING})
 
 
 class Driver:
@@ -128,6 +128,8 @@ class Driver:
             stream=True,
             prompt_chars=round(offered.prompt_tokens * self._clients.chars_per_token),
             prefix=offered.prefix,
+            tenant=offered.tenant,
+            priority=offered.priority,
         )
         self.feed(on.RequestArrived(at=at, request=client.id, facts=facts))
         if self._clients.patience_s is not None:

@@ -22,13 +22,16 @@ BLOCK_TOKENS = 512
 
 class Offered(msgspec.Struct, frozen=True, gc=False):
     """One request to come. `at_s` counts from the beginning of the traffic. `prefix`: ids of the prompt's blocks of
-    `BLOCK_TOKENS` from its front; equal ids at the same place mean equal text up to there. Empty: nothing is shared."""
+    `BLOCK_TOKENS` from its front; equal ids at the same place mean equal text up to there. Empty: nothing is shared. Of a
+    `tenant`'s requests, those of a higher `priority` go first."""
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
     is_long: bool
     prefix: tuple[int, ...] = ()
+    tenant: str = ""
+    priority: int = 0
 
 
 def offered(
@@ -59,4 +62,6 @@ def scaled(
             max(1, round(request.output_tokens / lengths)),
             request.is_long,
             request.prefix,
+            request.tenant,
+            request.priority,
         )
