@@ -62,5 +62,7 @@ def test_where_the_first_carries_nothing_the_next_is_tried() -> None:
 
 
 def test_a_hopeless_row_says_so() -> None:
-    found = climb([100.0] * 3, 1, Fleet(0, 0, 0).player)
+    fleet = Fleet(0, 0, 0)
+    found = climb([100.0] * 3, 1, fleet.player)
     assert all(each.req_s == 0.0 for each in found)
+    assert [len(rates) for rates in fleet.played] == [1, len(fleet.played[1]), 1]

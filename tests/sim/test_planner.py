@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterable, Iterator
 from random import Random
 
@@ -96,10 +97,25 @@ def test_more_than_they_carry_is_no_plan() -> None:
     assert "workers would do" in found.recommendation
 
 
-def test_objectives_that_no_engine_meets_are_no_plan() -> None:
-    found = plan(trace(5), Fleet(PROFILE, 2, Objectives(slo_ttft_s=0.001)))
+@pytest.mark.parametrize(
+    ("objectives", "why"),
+    [
+        (Objectives(slo_itl_s=0.005), "this engine's fastest step takes 10.0 ms"),
+        (Objectives(slo_ttft_s=0.05), r"Nine in ten take up to 0\.[012]\d s there"),  # half of the prompts have 500 tokens
+    ],
+)
+def test_objectives_out_of_reach_are_named_and_nothing_is_played(objectives: Objectives, why: str) -> None:
+    found = plan(trace(5), Fleet(PROFILE, 2, objectives))
+    assert (found.choice, found.options) == ("none", [])
+    assert re.search(why, found.recommendation)
+
+
+def test_objectives_that_no_way_meets_are_no_plan() -> None:
+    """Ten come at once, at whatever rate: alone each would do."""
+    together = [Offered(float(n // 10), 1000, 40, False) for n in range(200)]
+    found = plan(together, Fleet(PROFILE, 2, Objectives(slo_ttft_s=0.3)))
     assert found.choice == "none"
-    assert "objectives" in found.recommendation
+    assert "no way for 2 workers" in found.recommendation
 
 
 @pytest.mark.parametrize(
@@ -119,12 +135,6 @@ def test_what_is_no_traffic_to_plan_for(requests: list[Offered], why: str) -> No
 def test_one_worker_has_no_split() -> None:
     with pytest.raises(UserError, match="one worker"):
         plan(trace(5), Fleet(PROFILE, 1, OBJECTIVES))
-
-
-def test_a_token_faster_than_any_step_is_no_plan_and_nothing_is_played() -> None:
-    found = plan(trace(5), Fleet(PROFILE, 2, Objectives(slo_itl_s=0.005)))
-    assert (found.choice, found.options) == ("none", [])
-    assert "this engine's fastest step takes 10.0 ms" in found.recommendation
 
 
 def test_a_sample_has_no_more_requests_than_asked_for() -> None:

@@ -11,12 +11,18 @@ NONE = "none"
 
 
 def advise(
-    best: dict[Way, Planned], margin: float | None, uncertainty: float | None, asked_req_s: float, fleet: Fleet
+    best: dict[Way, Planned],
+    margin: float | None,
+    uncertainty: float | None,
+    asked_req_s: float,
+    fleet: Fleet,
+    least_ttft_s: float,
 ) -> tuple[str, str]:
-    """What to do, in one word and in words. `best` has each way's best option, where it has one."""
+    """What to do, in one word and in words. `best` has each way's best option, where it has one; within `least_ttft_s` nine in
+    ten requests could have their first token if each was alone."""
     carried = {way: each.capacity_req_s or 0.0 for way, each in best.items()}
     if not carried:
-        return NONE, _nothing(fleet)
+        return NONE, _nothing(fleet, least_ttft_s)
     most = max(carried.values())
     if most < asked_req_s:
         way = max(carried, key=lambda way: carried[way])
@@ -34,13 +40,19 @@ def advise(
     return chosen.value, f"{_lead(chosen, best[chosen])}: {room}. {_others(chosen, best, carried, margin, uncertainty)}"
 
 
-def _nothing(fleet: Fleet) -> str:
+def _nothing(fleet: Fleet, least_ttft_s: float) -> str:
     objectives = fleet.objectives
     fastest_ms = min(ms for _, _, ms in fleet.profile.decode_step_ms)
     if fastest_ms > objectives.slo_itl_s * 1e3:
         return (
             f"No plan: {objectives.slo_itl_s * 1e3:g} ms for a token are out of reach, this engine's fastest step takes "
             f"{fastest_ms:.1f} ms. Loosen the objective, or take another engine."
+        )
+    if least_ttft_s > objectives.slo_ttft_s:
+        return (
+            f"No plan: a first token within {objectives.slo_ttft_s:g} s is out of reach for more than one request in ten, even "
+            f"alone on an idle worker. Nine in ten take up to {least_ttft_s:.2f} s there: loosen the objective, or take faster "
+            "workers."
         )
     return (
         f"No plan: no way for {fleet.workers} workers to serve this meets the objectives at any rate that was tried: "

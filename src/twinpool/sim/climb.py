@@ -18,9 +18,10 @@ RESOLUTION = 0.02
 """Of the highest rate."""
 
 _BETTER = 1.0 + RESOLUTION / 2
-_LIKELY = 0.92  # of its bound, is carried
+LIKELY = 0.92  # of its bound, is carried by steady traffic; bursts can make it a third of that
 _APART = 1.12  # the first two rates that are tried
 _NEAR = 1.04  # the same, for one that has carried more than the best one already
+_IDLE = 1 / 64  # of its bound: who fails there fails at any rate
 _OVER_BOUND = 1.03  # at the end of a run a queue may remain, and one request in ten may miss
 
 
@@ -56,25 +57,30 @@ class _Played:
         return self.at(rate).attainment_ratio >= ATTAINMENT_RATIO
 
 
-def climb(bounds: list[float], first: int, player: Callable[[int], Play]) -> list[Climbed]:
-    """What became of each option of the row; `bounds` in requests a second, `player` gives the one at an index."""
+def climb(bounds: list[float], first: int, player: Callable[[int], Play], *, likely: float = LIKELY) -> list[Climbed]:
+    """What became of each option of the row; `bounds` in requests a second, `player` gives the one at an index. The search
+    begins at the share `likely` of a bound."""
     found = [Climbed(Outcome.BEHIND)] * len(bounds)
     best = 0.0
+    is_hopeless = False  # the one before carried nothing: this one is asked first whether it carries anything
 
     def is_better(index: int) -> bool:
         """And puts down what was found."""
-        nonlocal best
+        nonlocal best, is_hopeless
         if best and bounds[index] * _OVER_BOUND <= best:
             found[index] = Climbed(Outcome.BOUND_BELOW)
             return False
         played = _Played(player(index))
+        if is_hopeless and not played.carries(_IDLE * bounds[index]):
+            found[index] = Climbed(Outcome.SEARCHED, 0.0)
+            return False
         rate = best * _BETTER
         if best and not played.carries(rate):
             found[index] = Climbed(Outcome.FELL_SHORT, rate)
             return False
-        carried = highest(played.at, rate, apart=_NEAR) if best else highest(played.at, _LIKELY * bounds[index])
+        carried = highest(played.at, rate, apart=_NEAR) if best else highest(played.at, likely * bounds[index])
         found[index] = Climbed(Outcome.SEARCHED, carried)
-        best = max(best, carried)
+        best, is_hopeless = max(best, carried), not carried
         return carried > 0
 
     start = next((index for index in _outward(first, len(bounds)) if is_better(index)), None)

@@ -8,6 +8,7 @@
 Each way is a row of options along which what is carried rises to a best one and falls again: budgets from small to large,
 splits from one prefill worker to all but one."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,13 +18,13 @@ from twinpool.core.controller import Controller
 from twinpool.core.law import Law
 from twinpool.core.model import Role
 from twinpool.profile import Profile
-from twinpool.sim.bound import Configuration, Demand, capacity_req_s, configurations
+from twinpool.sim.bound import Configuration, Demand, capacity_req_s, configurations, least_ttft_s
 from twinpool.sim.cost import StepCost
 from twinpool.sim.goodput import ATTAINMENT_RATIO
 from twinpool.sim.run import Run, simulate
 from twinpool.sim.sampling import Sample
 from twinpool.sim.scenario import Arm, Scenario, TrafficSpec, WorkerGroup
-from twinpool.workload.offered import scaled
+from twinpool.workload.offered import Offered, scaled
 
 COLOCATED_BUDGETS = (128, 192, 256, 384, 512, 640, 768, 1024, 1536, 2048, 4096, 8192)
 """Close where engines differ most: a coarse row flatters two pools by as much as a third at short ITL objectives."""
@@ -95,6 +96,10 @@ class Bounds:
     def any_policy(self) -> float:
         """Requests a second. 0 where the engine's shortest step is over the objective."""
         return self._of_all(ANY_BUDGET)
+
+    def least_ttft_s(self, requests: Sequence[Offered], share: float) -> float:
+        """Within which so many of them could have their first token at best."""
+        return least_ttft_s(requests, self._cost, share)
 
     def rows(self) -> dict[Way, Row]:
         workers = self._fleet.workers

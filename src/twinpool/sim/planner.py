@@ -18,8 +18,9 @@ from twinpool.config import Objectives
 from twinpool.errors import UserError
 from twinpool.sim.advice import advise, remarks
 from twinpool.sim.bound import demand_of
-from twinpool.sim.climb import RESOLUTION, Climbed, Play, climb, highest
+from twinpool.sim.climb import LIKELY, RESOLUTION, Climbed, Play, climb, highest
 from twinpool.sim.findings import Findings, findings_of
+from twinpool.sim.goodput import ATTAINMENT_RATIO
 from twinpool.sim.options import Bounds, Fleet, Option, Row, Way, play
 from twinpool.sim.planned import Planned
 from twinpool.sim.run import Run
@@ -88,17 +89,16 @@ def plan(
     demand = demand_of(first.requests)
     bounds = Bounds(fleet, demand)
     any_policy = bounds.any_policy()
-    if any_policy:
-        with ProcessPoolExecutor(min(len(Way), os.cpu_count() or 1)) as pool:
-            asked = [pool.submit(_best_of, row, fleet, first, demand.prompt_tokens) for row in bounds.rows().values()]
-            planned = [each for done in asked for each in done.result()]
+    least_ttft_s = bounds.least_ttft_s(first.requests, ATTAINMENT_RATIO)
+    if any_policy and least_ttft_s <= fleet.objectives.slo_ttft_s:
+        planned = _play_all(bounds.rows(), fleet, first, demand.prompt_tokens)
         planned.sort(key=_by_what_it_carries)
         best = {way: each for way in Way if (each := _best(planned, way)) is not None}
         margin, uncertainty = _margin(best, fleet, second, any_policy)
-    else:  # no step keeps the objective: nothing needs to be played
+    else:  # an objective is out of reach: nothing needs to be played
         planned, best, margin, uncertainty = [], {}, None, None
     carried = max((each.capacity_req_s or 0.0 for each in best.values()), default=0.0)
-    choice, recommendation = advise(best, margin, uncertainty, first.rate, fleet)
+    choice, recommendation = advise(best, margin, uncertainty, first.rate, fleet, least_ttft_s)
     return Plan(
         recommendation=recommendation,
         choice=choice,
@@ -118,6 +118,17 @@ def plan(
     )
 
 
+def _play_all(rows: dict[Way, Row], fleet: Fleet, sample: Sample, prompt_tokens: float) -> list[Planned]:
+    """Colocated first: how near it comes to its bound shows where to look for the others."""
+    with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        planned = pool.submit(_best_of, rows[Way.COLOCATED], fleet, sample, prompt_tokens, LIKELY).result()
+        carried = max(planned, key=lambda each: each.capacity_req_s or 0.0)
+        likely = 0.97 * carried.capacity_req_s / carried.bound_req_s if carried.capacity_req_s else LIKELY
+        others = [rows[way] for way in Way if way is not Way.COLOCATED]
+        asked = [pool.submit(_best_of, row, fleet, sample, prompt_tokens, likely) for row in others]
+        return planned + [each for done in asked for each in done.result()]
+
+
 def _by_what_it_carries(each: Planned) -> tuple[float, float, str]:
     return -(each.capacity_req_s or 0.0), -each.bound_req_s, each.name()
 
@@ -126,14 +137,14 @@ def _best(planned: Sequence[Planned], way: Way) -> Planned | None:
     return next((each for each in planned if each.way() is way and each.capacity_req_s), None)
 
 
-def _best_of(row: Row, fleet: Fleet, sample: Sample, prompt_tokens: float) -> list[Planned]:
+def _best_of(row: Row, fleet: Fleet, sample: Sample, prompt_tokens: float, likely: float) -> list[Planned]:
     """All of one way's, with what was found."""
 
     def player(index: int) -> Play:
         option, _ = row.options[index]
         return lambda rate: _play_at(rate, option, fleet, sample)
 
-    found = climb([bound for _, bound in row.options], row.first, player)
+    found = climb([bound for _, bound in row.options], row.first, player, likely=likely)
     return [
         _planned(option, bound, climbed, fleet, sample, prompt_tokens)
         for (option, bound), climbed in zip(row.options, found, strict=True)
