@@ -67,7 +67,7 @@ def test_the_package_still_says_what_was_recorded() -> None:
         (ASKED._replace(system="h100"), "no system h100: there are .*h100_sxm"),
         (ASKED._replace(engine="vlm"), "no vlm on h100_sxm: there are sglang"),
         (ASKED._replace(engine_version="0.1"), "no vllm 0.1 on h100_sxm: there are"),
-        (ASKED._replace(model="meta-llama/Meta-Llama-3.1-70B"), "no KV budget"),
+        (ASKED._replace(model="meta-llama/Meta-Llama-3.1-70B"), "does not fit on 1 h100_sxm: .*--tensor-parallel"),
         (ASKED._replace(tensor_parallel=3), "divisible by tp_size 3"),
     ],
 )

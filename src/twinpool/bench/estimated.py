@@ -140,6 +140,11 @@ def _answer(asked: Asked, question: Callable[[], _T]) -> _T:
         return question()
     except Exception as wrong:
         reason = " ".join(str(wrong).split()) or type(wrong).__name__
+        if reason.startswith("no KV budget"):
+            raise UserError(
+                f"{asked.model} does not fit on {asked.tensor_parallel} {asked.system}: give it more GPUs with "
+                f"--tensor-parallel (AIConfigurator: {reason})"
+            ) from wrong
         raise UserError(
             f"AIConfigurator has no figures for {asked.model} on {asked.tensor_parallel} {asked.system}: {reason}"
         ) from wrong

@@ -18,27 +18,58 @@ NOT_FEASIBLE = 1
 
 @click.command(short_help="Choose a split of workers for a trace")
 @click.argument("trace")
-@click.option("--profile", required=True, help="What a worker's steps cost: a name of the package, or a file.")
-@click.option("--workers", type=click.IntRange(min=2, max=512), default=8, show_default=True)
-@click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), default=1.3, show_default=True, help="Seconds.")
-@click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), default=0.05, show_default=True, help="Seconds.")
 @click.option(
-    "--rate-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Of the trace's rate."
+    "--profile",
+    metavar="NAME|FILE",
+    help="What a worker's steps cost: llama-3.1-70b-h100-tp8, another name of the package, or what `twinpool profile` wrote.",
+)
+@click.option("--workers", type=click.IntRange(min=2, max=512), default=8, show_default=True, help="How many there are.")
+@click.option(
+    "--slo-ttft",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.3,
+    show_default=True,
+    help="Objective for the first token, seconds.",
+)
+@click.option(
+    "--slo-itl",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Objective for every later token, seconds.",
+)
+@click.option(
+    "--rate-scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Play the trace so many times as fast.",
 )
 @click.option(
     "--sample",
     "sample_s",
     type=click.FloatRange(1),
-    help="Seconds to play at the highest rate: 60 by default, but 5,000 requests at most.",
+    metavar="SECONDS",
+    help="How much of the trace is played, at the highest rate: 60, but 5,000 requests at most, unless you say more.",
 )
-@click.option("--price", type=click.FloatRange(min=0), help="Of one worker and hour, for the cost of a million tokens.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="MONEY",
+    help="Of one worker and hour: shows what a million tokens of answers cost.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with pictures.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with bars and all figures too.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
     trace: str,
-    profile: str,
+    profile: str | None,
     workers: int,
     slo_ttft: float,
     slo_itl: float,
@@ -48,8 +79,16 @@ def command(
     as_json: bool,
     html: Path | None,
 ) -> None:
-    """Try every split of the workers on TRACE (a CSV of Azure's form, JSON lines of Mooncake's, or a name of the package) in
-    virtual time, and all of them colocated, and say which to take.
+    """Say how so many workers should serve the traffic of TRACE: all of them colocated, with which token budget a step; as two
+    pools, with how many of each; or as pools that change by themselves (balanced). Every way is played in virtual time against
+    the same requests.
+
+    TRACE is a file (CSV with the columns TIMESTAMP,ContextTokens,GeneratedTokens, as Azure publishes them, or JSON lines with
+    timestamp, input_length and output_length, as Mooncake does), or the name of an extract in the package. Its first request
+    begins it, and --rate-scale 2 plays it twice as fast.
+
+    \b
+    twinpool plan azure-conv --profile llama-3.1-70b-h100-tp8 --workers 8 --rate-scale 15 --html plan.html
 
     Exit code 0: there is a plan. 1: the workers do not carry this traffic. 2: it cannot be planned.
     """
@@ -57,9 +96,14 @@ def command(
     from twinpool.sim.options import Fleet
     from twinpool.sim.plan_page import page_of
     from twinpool.sim.planner import FEWEST_REQUESTS, SAMPLE_S, plan
-    from twinpool.sim.shelf import load_profile, open_trace
+    from twinpool.sim.shelf import load_profile, names, open_trace
     from twinpool.workload.offered import scaled
 
+    if profile is None:
+        known = ", ".join(names("profiles", ".json"))
+        raise UserError(f"say what a worker's steps cost, --profile NAME or FILE: {known}, or what `twinpool profile` wrote")
+    if html is not None and not html.parent.is_dir():
+        raise UserError(f"cannot write {html}: there is no folder {html.parent}")
     objectives = Objectives(slo_ttft_s=slo_ttft, slo_itl_s=slo_itl)
     fleet = Fleet(load_profile(profile), workers, objectives, price)
     requests = scaled(open_trace(trace), rate=rate_scale)
@@ -86,9 +130,15 @@ def _show(plan: "Plan") -> None:
     click.echo(plan.recommendation)
     click.echo(
         f"\n{plan.workers} workers of {plan.profile}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms\n"
-        f"simulated: {plan.sample}; asked for: {plan.asked_req_s:.1f} requests a second\n"
-        "carried: the highest rate at which nine in ten requests meet the objectives (no policy could exceed "
-        f"{plan.bound_req_s:.1f}); the other columns: at the rate asked for, in seconds\n"
+        f"sample: {plan.sample}; asked for: {plan.asked_req_s:.1f} requests a second; no policy could exceed "
+        f"{plan.bound_req_s:.1f}"
+    )
+    if not plan.options:
+        click.echo("nothing was simulated")
+        return
+    click.echo(
+        "carried: the highest rate at which nine in ten requests meet the objectives; behind the bound: at the rate "
+        "asked for, in seconds\n"
     )
     played = [each for each in plan.options if each.is_played()]
     if played:

@@ -31,11 +31,15 @@ class Sample(NamedTuple):
         return Sample(list(scaled(self.requests[:count], rate=(self.requests[count].at_s or seconds) / seconds)), seconds)
 
 
+FEWEST_OF_A_TRACE = 100
+
+
 def check_plannable(requests: Sequence[Offered]) -> None:
     """Raises `UserError` where they are no traffic to plan for."""
-    if len(requests) < 100:
+    count = len(requests)
+    if count < FEWEST_OF_A_TRACE:
         raise UserError(
-            f"{len(requests)} request{'s are' if len(requests) != 1 else ' is'} no traffic to plan for: give 100 or more"
+            f"{count} request{'s are' if count != 1 else ' is'} no traffic to plan for: give {FEWEST_OF_A_TRACE} or more"
         )
     if requests[-1].at_s <= requests[0].at_s:
         raise UserError("all requests of the trace come at the same moment: it has no rate to plan for")
@@ -55,7 +59,11 @@ def those_that_fit(requests: Sequence[Offered], profile: Profile) -> tuple[list[
     left_out = len(requests) - len(fitting)
     if not left_out:
         return fitting, []
-    check_plannable(fitting)
+    if len(fitting) < FEWEST_OF_A_TRACE:
+        raise UserError(
+            f"only {len(fitting)} of {len(requests):,} requests fit, the others are longer, prompt and answer, than a worker's "
+            f"{limit} of {room:,} tokens: that is no traffic to plan for"
+        )
     return fitting, [
         f"{left_out:,} of {len(requests):,} requests are longer, prompt and answer, than a worker's {limit} of {room:,} "
         "tokens: they were left out, and would be refused"
