@@ -109,11 +109,12 @@ class Bounds:
         best = max(range(len(pools)), key=lambda n: pools[n][1])
         prefill, decode = splits[best].prefill, splits[best].decode
         together = [Option(Way.COLOCATED, 0, 0, workers, budget) for budget in COLOCATED_BUDGETS]
-        moving = [Option(Way.BALANCED, prefill, decode, 0, budget) for budget in sorted({min(near, POOL_BUDGET), POOL_BUDGET})]
+        budgets = sorted({min(near, POOL_BUDGET), POOL_BUDGET})
+        moving = [Option(Way.BALANCED, prefill, decode, 0, budget) for budget in budgets]
         return {
             Way.COLOCATED: Row([(option, self.of(option)) for option in together], COLOCATED_BUDGETS.index(near)),
             Way.POOLS: Row(pools, best),
-            Way.BALANCED: Row([(option, self.of(option)) for option in moving], 0),
+            Way.BALANCED: Row([(option, self.of(option)) for option in moving], len(moving) - 1),
         }
 
     def _of_all(self, budget_tokens: int) -> float:
