@@ -84,7 +84,10 @@ def parse_profile(text: str | bytes, origin: str) -> Profile:
 
 def _check(profile: Profile, origin: str) -> None:
     if profile.kv_tokens < 1:
-        raise UserError(f"{origin}: the model does not fit, there is room for {profile.kv_tokens} tokens of KV")
+        raise UserError(
+            f"{origin}: the model does not fit, beside it there is room for {profile.kv_tokens:,} tokens of KV: "
+            "a worker needs more or larger GPUs"
+        )
     lengths = [tokens for tokens, _ in profile.prefill_ms]
     if len(lengths) < 2 or lengths != sorted(set(lengths)):
         raise UserError(f"{origin}: prefill_ms needs two lengths or more, each once, rising")

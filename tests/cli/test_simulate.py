@@ -50,12 +50,14 @@ def run(*arguments: str) -> Result:
 
 def test_without_a_name_the_gallery() -> None:
     assert "article" in run().stdout
+    assert run("--list").stdout == run().stdout
     assert "article" in json.loads(run("--json").stdout)["gallery"]
 
 
 def test_every_arm_and_what_is_claimed_beside_what_is_found(small: str) -> None:
     said = run(small).stdout
     assert "twice as fast" in said
+    assert "no policy could exceed" in said
     assert all(f"\n{arm}" in said for arm in ("one", "two"))
 
 

@@ -60,13 +60,16 @@ def test_a_trace_is_read_as_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "first line"),
+        ("", "empty"),
         ("time,in,out\n1,2,3", "first line"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
         (AZURE + "2023-11-16 18:15:52,many,1", "line 5.*many"),
-        (AZURE + "2023-11-16 18:15:52", "line 5"),
+        (AZURE + "2023-11-16 18:15:52", "line 5.*1 of the columns TIMESTAMP"),
+        (AZURE + "2023-11-16 18:15:52,-3,1", "line 5.*less than none"),
+        (AZURE + "tomorrow,3,1", "line 5.*'tomorrow' is no time"),
         (AZURE + "2023-11-16 18:15:40.0,1,1", "line 5.*sort"),
         (MOONCAKE + '{"timestamp": 9}', "line 3.*input_length"),
+        (MOONCAKE + '{"timestamp": 9, "input_length": -1, "output_length": 2}', "line 3.*>= 0"),
         (MOONCAKE + "{", "line 3"),
     ],
 )

@@ -1,6 +1,7 @@
 """``twinpool plan``: which split of N workers serves a trace, or whether none should."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
+    from twinpool.sim.planned import Planned
     from twinpool.sim.planner import Plan
 
 NOT_FEASIBLE = 1
@@ -16,53 +18,100 @@ NOT_FEASIBLE = 1
 
 @click.command(short_help="Choose a split of workers for a trace")
 @click.argument("trace")
-@click.option("--profile", required=True, help="What a worker's steps cost: a name of the package, or a file.")
-@click.option("--workers", type=click.IntRange(min=2, max=512), default=8, show_default=True)
-@click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), default=1.3, show_default=True, help="Seconds.")
-@click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), default=0.05, show_default=True, help="Seconds.")
 @click.option(
-    "--rate-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="Of the trace's rate."
+    "--profile",
+    metavar="NAME|FILE",
+    help="What a worker's steps cost: llama-3.1-70b-h100-tp8, another name of the package, or what `twinpool profile` wrote.",
+)
+@click.option("--workers", type=click.IntRange(min=2, max=512), default=8, show_default=True, help="How many there are.")
+@click.option(
+    "--slo-ttft",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.3,
+    show_default=True,
+    help="Objective for the first token, seconds.",
+)
+@click.option(
+    "--slo-itl",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Objective for every later token, seconds.",
+)
+@click.option(
+    "--rate-scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Play the trace so many times as fast.",
 )
 @click.option(
     "--sample",
     "sample_s",
     type=click.FloatRange(1),
-    default=60.0,
-    show_default=True,
-    help="Seconds to play at the highest rate.",
+    metavar="SECONDS",
+    help="How much of the trace is played, at the highest rate: 60, but 5,000 requests at most, unless you say more.",
 )
-@click.option("--price", type=click.FloatRange(min=0), help="Of one worker and hour, for the cost of a million tokens.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="MONEY",
+    help="Of one worker and hour: shows what a million tokens of answers cost.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with pictures.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with bars and all figures too.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
     trace: str,
-    profile: str,
+    profile: str | None,
     workers: int,
     slo_ttft: float,
     slo_itl: float,
     rate_scale: float,
-    sample_s: float,
+    sample_s: float | None,
     price: float | None,
     as_json: bool,
     html: Path | None,
 ) -> None:
-    """Try every split of the workers on TRACE (a CSV of Azure's form, JSON lines of Mooncake's, or a name of the package) in
-    virtual time, and all of them colocated, and say which to take.
+    """Say how so many workers should serve the traffic of TRACE: all of them colocated, with which token budget a step; as two
+    pools, with how many of each; or as pools that change by themselves (balanced). Every way is played in virtual time against
+    the same requests.
+
+    TRACE is a file (CSV with the columns TIMESTAMP,ContextTokens,GeneratedTokens, as Azure publishes them, or JSON lines with
+    timestamp, input_length and output_length, as Mooncake does), or the name of an extract in the package. Its first request
+    begins it, and --rate-scale 2 plays it twice as fast.
+
+    \b
+    twinpool plan azure-conv --profile llama-3.1-70b-h100-tp8 --workers 8 --rate-scale 15 --html plan.html
 
     Exit code 0: there is a plan. 1: the workers do not carry this traffic. 2: it cannot be planned.
     """
     from twinpool.config import Objectives
+    from twinpool.sim.options import Fleet
     from twinpool.sim.plan_page import page_of
-    from twinpool.sim.planner import FEWEST_REQUESTS, SAMPLE_S, Fleet, plan
-    from twinpool.sim.shelf import load_profile, open_trace
+    from twinpool.sim.planner import FEWEST_REQUESTS, SAMPLE_S, plan
+    from twinpool.sim.shelf import load_profile, names, open_trace
     from twinpool.workload.offered import scaled
 
+    if profile is None:
+        known = ", ".join(names("profiles", ".json"))
+        raise UserError(f"say what a worker's steps cost, --profile NAME or FILE: {known}, or what `twinpool profile` wrote")
+    if html is not None and not html.parent.is_dir():
+        raise UserError(f"cannot write {html}: there is no folder {html.parent}")
     objectives = Objectives(slo_ttft_s=slo_ttft, slo_itl_s=slo_itl)
     fleet = Fleet(load_profile(profile), workers, objectives, price)
-    fewest = max(100, round(FEWEST_REQUESTS * sample_s / SAMPLE_S))
-    found = plan(scaled(open_trace(trace), rate=rate_scale), fleet, sample_s=sample_s, fewest_requests=fewest)
+    requests = scaled(open_trace(trace), rate=rate_scale)
+    if sample_s is None:
+        found = plan(requests, fleet)
+    else:
+        fewest = max(100, round(FEWEST_REQUESTS * sample_s / SAMPLE_S))
+        found = plan(requests, fleet, sample_s=sample_s, fewest_requests=fewest, most_requests=sys.maxsize)
     if html is not None:
         try:
             html.write_text(page_of(found, trace), encoding="utf-8")
@@ -80,31 +129,49 @@ def _show(plan: "Plan") -> None:
     objectives = plan.objectives
     click.echo(plan.recommendation)
     click.echo(
-        f"\n{plan.workers} workers of {plan.profile}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms; "
-        f"simulated: {plan.sample}, at {plan.asked_req_s:.1f} requests a second\n"
-        f"carried: the highest rate at which nine in ten requests meet the objectives; no policy could exceed "
-        f"{plan.bound_req_s:.1f}\n"
+        f"\n{plan.workers} workers of {plan.profile}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms\n"
+        f"sample: {plan.sample}; asked for: {plan.asked_req_s:.1f} requests a second; no policy could exceed "
+        f"{plan.bound_req_s:.1f}"
     )
+    if not plan.options:
+        click.echo("nothing was simulated")
+        return
     click.echo(
-        f"{'':<30} {'carried':>8} {'bound':>8}   {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} "
-        f"{'worst gap':>9} {'useful':>6}"
+        "carried: the highest rate at which nine in ten requests meet the objectives; behind the bound: at the rate "
+        "asked for, in seconds\n"
     )
-    for each in plan.options:
-        if each.capacity_req_s is None or each.ttft_s is None:
-            click.echo(f"{each.name():<30} {'-':>8} {each.bound_req_s:>8.1f}   its bound is below the best")
-            continue
-        click.echo(
-            f"{each.name():<30} {each.capacity_req_s:>8.1f} {each.bound_req_s:>8.1f}   {each.goodput_req_s or 0:>8.1f} "
-            f"{each.ttft_s['mean']:>7.3f} {_number(each.ttft_short_mean_s)} {_number(each.ttft_long_mean_s)} "
-            f"{_number(each.itl_worst_p99_s, 9)} {each.useful_work_ratio or 0:>6.0%}"
-            + (
-                ""
-                if each.cost_per_million_output_tokens is None
-                else f"  {each.cost_per_million_output_tokens:.2f} a million tokens"
-            )
-        )
+    played = [each for each in plan.options if each.is_played()]
+    if played:
+        _show_played(played, has_price=any(each.cost_per_million_output_tokens is not None for each in played))
+    passed_over = [each for each in plan.options if not each.is_played()]
+    if passed_over:
+        click.echo("not played:")
+    for way, why in dict.fromkeys((each.way(), each.why_no_figures()) for each in passed_over):
+        names = [each.short_name() for each in passed_over if (each.way(), each.why_no_figures()) == (way, why)]
+        click.echo(f"  {way}: {', '.join(names)} ({why})")
     for note in plan.notes:
         click.echo(f"note: {note}")
+
+
+def _show_played(options: "list[Planned]", *, has_price: bool) -> None:
+    width = max(len(each.name()) for each in options)
+    click.echo(
+        f"{'':<{width}} {'carried':>8} {'bound':>8}  {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} {'worst gap':>9} "
+        f"{'useful':>6} {'flips':>5}" + ("  cost of 1M tokens" if has_price else "")
+    )
+    for each in options:
+        if each.ttft_s is None:
+            click.echo(f"{each.name():<{width}} {'-':>8} {each.bound_req_s:>8.1f}  {each.why_no_figures()}")
+            continue
+        flips = each.role_changes if each.balance else None
+        cost = each.cost_per_million_output_tokens
+        rates = (each.capacity_req_s or 0.0, each.bound_req_s, each.goodput_req_s or 0.0)
+        click.echo(
+            f"{each.name():<{width}} {rates[0]:>8.1f} {rates[1]:>8.1f}  {rates[2]:>8.1f} "
+            f"{each.ttft_s['mean']:>7.3f} {_number(each.ttft_short_mean_s)} {_number(each.ttft_long_mean_s)} "
+            f"{_number(each.itl_worst_p99_s, 9)} {each.useful_work_ratio or 0:>6.0%} {'-' if flips is None else flips:>5}"
+            + ("" if cost is None else f"  {cost:>17.2f}")
+        )
 
 
 def _number(value: float | None, width: int = 7) -> str:

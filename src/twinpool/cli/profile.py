@@ -1,30 +1,84 @@
-"""``twinpool profile``: measures a live engine, and writes what the simulator and the planner take for its costs."""
+"""``twinpool profile``: measures a live engine, or asks a database, and writes what the simulator and the planner take for its
+costs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from twinpool.cli.bench import read_key
+from twinpool.cli.help import Option, Sections
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
     from twinpool.profile import Profile
 
 
-@click.command(short_help="Measure a live engine")
-@click.argument("url")
-@click.option("--decode", "decode_url", metavar="URL", help="A second engine that KV is handed to, to measure the handoff.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The profile to write.")
-@click.option("--model", metavar="NAME", help="Where it serves several.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="Its key.")
-@click.option("--sequences", type=click.IntRange(2), help="It runs at once, where it does not say.")
-@click.option("--context", type=click.IntRange(64), help="Tokens of context, where it does not say.")
-@click.option("--kv-tokens", type=click.IntRange(1), help="Room for KV, where it does not say (its log does).")
-@click.option("--kv-bytes-per-token", type=click.IntRange(1), help="Where it does not say.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="The profile on standard output too, and nothing else.")
+_LIVE, _DATABASE, _EITHER = "A live engine", "NVIDIA AIConfigurator's database", "Either"
+_KINDS = click.Choice(["vllm", "sglang", "trtllm"])
+
+
+@click.command(cls=Sections, short_help="Measure a live engine")
+@click.argument("url", required=False)
+@click.option("--decode", "decode_url", metavar="URL", cls=Option, section=_LIVE, help="Another, to measure the handoff to it.")
+@click.option("--model", metavar="NAME", cls=Option, section=_LIVE, help="Where it serves several.")
+@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", cls=Option, section=_LIVE, help="Its key.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    cls=Option,
+    section=_LIVE,
+    help="Seconds, of one request.",
+)
+@click.option(
+    "--from-aiconfigurator", "estimated", metavar="MODEL", cls=Option, section=_DATABASE, help="Ask it, for this model."
+)
+@click.option("--system", metavar="NAME", cls=Option, section=_DATABASE, help="Its name for the machine: h100_sxm, for one.")
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    cls=Option,
+    section=_DATABASE,
+    help="GPUs a worker.",
+)
+@click.option("--engine", type=_KINDS, default="vllm", show_default=True, cls=Option, section=_DATABASE)
+@click.option("--engine-version", metavar="VERSION", cls=Option, section=_DATABASE, help="By default its current one.")
+@click.option(
+    "--gpu-memory-utilization",
+    "memory_ratio",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.9,
+    show_default=True,
+    cls=Option,
+    section=_DATABASE,
+    help="What the engine takes of each GPU.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    cls=Option,
+    section=_EITHER,
+    help="The profile to write.",
+)
+@click.option("--sequences", type=click.IntRange(2), cls=Option, section=_EITHER, help="At once, where nobody says; else 256.")
+@click.option("--context", type=click.IntRange(64), cls=Option, section=_EITHER, help="Tokens of context, where nobody says.")
+@click.option("--kv-tokens", type=click.IntRange(1), cls=Option, section=_EITHER, help="Room for KV: an engine's log has it.")
+@click.option("--kv-bytes-per-token", type=click.IntRange(1), cls=Option, section=_EITHER, help="Where nobody says.")
+@click.option("--json", "as_json", is_flag=True, cls=Option, section=_EITHER, help="The profile on standard output too.")
 def command(
-    url: str,
+    url: str | None,
+    estimated: str | None,
+    system: str | None,
+    tensor_parallel: int,
+    engine: str,
+    engine_version: str | None,
+    memory_ratio: float,
     decode_url: str | None,
     out: Path,
     model: str | None,
@@ -37,26 +91,82 @@ def command(
     as_json: bool,
 ) -> None:
     """Measure the idle engine at URL: prefill by length, decode steps by batch and context, what a mixed step costs extra, and
-    with --decode the handoff to another. Takes a few minutes."""
+    with --decode the handoff to another. Takes a few minutes.
+
+    Without an engine, after `pip install aiconfigurator`, NVIDIA's estimates are a profile to begin with:
+
+    \b
+    twinpool profile --from-aiconfigurator meta-llama/Meta-Llama-3.1-70B \\
+        --system h100_sxm --tensor-parallel 8 --out llama-70b.json
+    """
+    if (url is None) == (estimated is None):
+        raise UserError("give either the URL of an engine to measure, or --from-aiconfigurator MODEL")
+    given = _Given(context, sequences, kv_tokens, kv_bytes_per_token)
+    if estimated is not None:
+        if decode_url is not None:
+            raise UserError("--decode measures the handoff of a live engine: the database has none")
+        if system is None:
+            raise UserError("say for which machine: --system h100_sxm, for one")
+        _write(
+            _estimated(estimated, system, tensor_parallel, engine, engine_version, memory_ratio, given, out.stem),
+            out,
+            as_json=as_json,
+        )
+    elif url is not None:
+        key = read_key(api_key_file)
+        _write(_measured(url, decode_url, model, key, timeout_s, given, out.stem), out, as_json=as_json)
+
+
+class _Given(NamedTuple):
+    """What the user says of the engine, which goes before what anybody else says."""
+
+    context_tokens: int | None
+    sequences: int | None
+    kv_tokens: int | None
+    kv_bytes_per_token: int | None
+
+
+def _estimated(
+    model: str,
+    system: str,
+    tensor_parallel: int,
+    engine: str,
+    engine_version: str | None,
+    memory_ratio: float,
+    given: _Given,
+    name: str,
+) -> "Profile":
     import msgspec
+
+    from twinpool.bench.estimated import Asked, ask, profile_of
+
+    sequences = given.sequences or 256  # vLLM's own default
+    asked = Asked(model, system, tensor_parallel, engine, engine_version, memory_ratio, sequences, given.context_tokens)
+    profile = profile_of(asked, ask(asked), name=name)
+    return msgspec.structs.replace(
+        profile,
+        kv_tokens=given.kv_tokens or profile.kv_tokens,
+        kv_bytes_per_token=given.kv_bytes_per_token or profile.kv_bytes_per_token,
+    )
+
+
+def _measured(
+    url: str, decode_url: str | None, model: str | None, key: str | None, timeout_s: float, given: _Given, name: str
+) -> "Profile":
     import uvloop
 
     from twinpool.bench.profiling import EngineSays, Limits
     from twinpool.bench.target import target_of
-    from twinpool.cli.bench import read_key
-    from twinpool.profile import parse_profile
 
-    key = read_key(api_key_file)
     target = target_of(url, api_key=key)
     decode = None if decode_url is None else target_of(decode_url, api_key=key)
 
     def limits_of(says: EngineSays) -> Limits:
-        """The user's word goes before the engine's."""
         found = {
-            "--context": context or says.context_tokens,
-            "--sequences": sequences or says.slots,
-            "--kv-tokens": kv_tokens or says.kv_tokens or (says.context_tokens or 0) * (says.slots or 0) or None,
-            "--kv-bytes-per-token": kv_bytes_per_token or says.kv_bytes_per_token,
+            "--context": given.context_tokens or says.context_tokens,
+            "--sequences": given.sequences or says.slots,
+            "--kv-tokens": given.kv_tokens or says.kv_tokens or (says.context_tokens or 0) * (says.slots or 0) or None,
+            "--kv-bytes-per-token": given.kv_bytes_per_token or says.kv_bytes_per_token,
         }
         missing = [option for option, value in found.items() if value is None]
         if missing:
@@ -77,11 +187,19 @@ def command(
             prepared = await prepare(pool, target, model, timeout_s=timeout_s)
             partner = None if decode is None else replace(decode, model=prepared.target.model)
             bench = Bench(pool, prepared, timeout_s, lambda text: click.echo(text, err=True))
-            return await measure(bench, limits, says, name=out.stem, decode=partner)
+            return await measure(bench, limits, says, name=name, decode=partner)
         finally:
             await pool.close()
 
-    text = msgspec.json.format(msgspec.json.encode(uvloop.run(run())), indent=1)
+    return uvloop.run(run())
+
+
+def _write(profile: "Profile", out: Path, *, as_json: bool) -> None:
+    import msgspec
+
+    from twinpool.profile import parse_profile
+
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=1)
     parse_profile(text, str(out))  # what is written can be read
     try:
         out.write_bytes(text + b"\n")

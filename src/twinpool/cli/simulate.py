@@ -10,12 +10,20 @@ if TYPE_CHECKING:
     from twinpool.sim.scenario import Scenario
 
 
+_LEGEND = """
+offered, goodput, bound: requests a second that came, that met both objectives, and that no policy could exceed
+worst: each stream's longest gap; busy: share of the workers' time in steps; useful: the same if all steps were full
+flips: workers that changed their role
+"""
+
+
 @click.command(short_help="Run a scenario in virtual time")
 @click.argument("scenario", required=False)
 @click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), help="Objective for the first token, seconds.")
 @click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), help="Objective for every later token, seconds.")
 @click.option("--seed", type=int, help="Of the traffic; the scenario's own by default.")
 @click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Play the traffic so many times as fast.")
+@click.option("--list", "is_list", is_flag=True, help="List the gallery.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
 def command(
     scenario: str | None,
@@ -23,15 +31,22 @@ def command(
     slo_itl: float | None,
     seed: int | None,
     rate_scale: float | None,
+    is_list: bool,
     as_json: bool,
 ) -> None:
     """Run SCENARIO, the name of one in the gallery or a TOML file, in virtual time: the controller that the gateway runs,
-    against a model of the engines that it does not know. Without SCENARIO, list the gallery."""
+    against a model of the engines that it does not know. Without SCENARIO, list the gallery.
+
+    \b
+    twinpool simulate article
+
+    A scenario of your own: copy one from src/twinpool/sim/gallery. How true this is: docs/simulator.md.
+    """
     from twinpool.sim.findings import compared, findings_of
     from twinpool.sim.run import simulate
     from twinpool.sim.shelf import load_scenario
 
-    if scenario is None:
+    if scenario is None or is_list:
         _list_gallery(as_json=as_json)
         return
     asked = _changed(load_scenario(scenario), slo_ttft, slo_itl, seed, rate_scale)
@@ -71,7 +86,7 @@ def _list_gallery(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"gallery": gallery}))
         return
-    click.echo("Give one of these, or a TOML file:")
+    click.echo("`twinpool simulate NAME` runs one of these, `twinpool simulate FILE` one of your own:")
     for name, about in gallery.items():
         click.echo(f"  {name:<20} {about}")
 
@@ -97,6 +112,7 @@ def _show(scenario: "Scenario", found: "dict[str, Findings]", claims: list[dict[
             f"{_number(itl.p99 if itl else None, 7)} {_number(worst.p99 if worst else None, 9)}  "
             f"{_share(report.utilization_mean_ratio, 5)} {_share(report.useful_work_ratio, 6)}  {len(each.role_changes)}"
         )
+    click.echo(_LEGEND)
     for name, each in found.items():
         for note in each.notes:
             click.echo(f"{name}: {note}")
@@ -104,6 +120,8 @@ def _show(scenario: "Scenario", found: "dict[str, Findings]", claims: list[dict[
         click.echo("\nclaimed  found   what")
         for row in claims:
             click.echo(f"{row['claimed']:>7.2f}  {_number(row['found'], 5, 2)}   {row['what']}")
+        if any(row["found"] is None for row in claims):
+            click.echo("-: no ratio, what it would be compared with is zero here")
 
 
 def _number(value: float | None, width: int, digits: int = 3) -> str:

@@ -48,7 +48,8 @@ class DemandSum:
         self.requests = self._prompt = self._attended = self._decode = self._context = 0
         self._blocks: set[int] = set()
 
-    def add(self, request: Offered) -> None:
+    def add(self, request: Offered) -> int:
+        """How many tokens of its prompt count as read already."""
         prompt, written = request.prompt_tokens, request.output_tokens - 1
         cached = self._known(request) if request.prefix else 0
         self.requests += 1
@@ -56,6 +57,7 @@ class DemandSum:
         self._attended += prompt * prompt - cached * cached
         self._decode += written
         self._context += written * (prompt + request.output_tokens // 2)
+        return cached
 
     def _known(self, request: Offered) -> int:
         known = sum(1 for _ in takewhile(self._blocks.__contains__, request.prefix))
@@ -76,6 +78,18 @@ def demand_of(requests: Iterable[Offered]) -> Demand:
     for request in requests:
         total.add(request)
     return total.mean()
+
+
+def least_ttft_s(requests: Iterable[Offered], cost: StepCost, share: float) -> float:
+    """Seconds within which this share of the requests could have their first token, each alone on a worker that has read all
+    that came before: no way of serving is faster."""
+    total = DemandSum()
+    seconds = []
+    for request in requests:
+        cached = total.add(request)
+        unread = request.prompt_tokens - cached
+        seconds.append(cost.prefill(unread, unread * (unread + 2 * cached)))
+    return sorted(seconds)[min(int(share * len(seconds)), len(seconds) - 1)]
 
 
 def configurations(

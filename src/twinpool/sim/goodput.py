@@ -43,12 +43,14 @@ def highest_scale(
             best, carried = run, scale
         return is_carried
 
-    lowest = low / 64
+    lowest, fall = low / 64, 0.9
+    is_high_known = False
     while not carries(low):
         if low <= lowest:  # a fleet that fails when it is nearly idle fails at any rate
             return Found(0.0, None, runs)
-        low, high = low / 2, low
-    while high > low and carries(high):
+        low, high, is_high_known = low * fall, low, True
+        fall *= fall
+    while not is_high_known and high > low and carries(high):
         low, high = high, high * 1.15
     while high - low > resolution * high:
         middle = (low + high) / 2

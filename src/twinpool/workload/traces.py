@@ -9,6 +9,7 @@ Both count from their first request. A line that is not what it should be raises
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
+from typing import Annotated
 
 import msgspec
 
@@ -26,6 +27,8 @@ def trace(lines: Iterable[str], *, long_prompt_tokens: int = LONG_PROMPT_TOKENS)
         rows = _parsed(chain([first], lines), _mooncake, first_number=1)
     elif tuple(first.split(",")[:3]) == _AZURE_HEAD:
         rows = _parsed(lines, _azure, first_number=2)
+    elif not first:
+        raise UserError("the trace is empty, or its first line is")
     else:
         raise UserError(f"not a trace: its first line is neither {','.join(_AZURE_HEAD)} (Azure) nor a JSON object (Mooncake)")
     began_s, last_s = None, 0.0
@@ -53,8 +56,24 @@ def _parsed(lines: Iterable[str], parse: Callable[[str], _Row], *, first_number:
 
 
 def _azure(line: str) -> _Row:
-    stamp, prompt_tokens, output_tokens = line.split(",")[:3]
-    return _seconds(datetime.fromisoformat(stamp)), int(prompt_tokens), int(output_tokens), ()
+    cells = line.split(",")
+    if len(cells) < len(_AZURE_HEAD):
+        raise ValueError(f"{line!r} has {len(cells)} of the columns {','.join(_AZURE_HEAD)}")
+    try:
+        clock_s = _seconds(datetime.fromisoformat(cells[0]))
+    except ValueError:
+        raise ValueError(f"{cells[0]!r} is no time: 2023-11-16 18:15:46.68 is one") from None
+    return clock_s, _tokens(cells[1]), _tokens(cells[2]), ()
+
+
+def _tokens(cell: str) -> int:
+    try:
+        tokens = int(cell)
+    except ValueError:
+        raise ValueError(f"{cell!r} is no number of tokens") from None
+    if tokens < 0:
+        raise ValueError(f"{tokens} tokens are less than none")
+    return tokens
 
 
 def _seconds(stamp: datetime) -> float:
@@ -62,10 +81,13 @@ def _seconds(stamp: datetime) -> float:
     return (stamp.replace(tzinfo=None) - datetime(2020, 1, 1)).total_seconds()  # noqa: DTZ001
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Mooncake(msgspec.Struct):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: _Tokens
+    output_length: _Tokens
     hash_ids: tuple[int, ...] = ()
 
 
