@@ -38,14 +38,15 @@ def build_controller(
     """
     learning = Learning(law)
     simple = disaggregate_when_possible(rules)
+    is_least_cost = rules.policy is RoutingPolicy.LEAST_COST
     policies = Policies(
         admit=bounded_queue(rules),
         late=predicted_miss(law, learning),
-        route=least_cost(rules, learning, simple) if rules.policy is RoutingPolicy.LEAST_COST else simple,
+        route=least_cost(rules, learning, simple) if is_least_cost else simple,
         pick_decode=least_loaded_decode,
         prompt_lengths=PromptLengths(),
         learner=learning,
-        balance=least_pressure(law, learning),
+        balance=least_pressure(law, learning, can_be_one_pool=is_least_cost),
     )
     if change is not None:
         policies = change(policies)

@@ -209,11 +209,23 @@ class Config(_Section, frozen=True):
     workers: tuple[Attached, ...] = ()
 
 
-def load(text: str, origin: str) -> Config:
-    """Read the TOML `text`; `origin` (a path) only serves the message of the `UserError` raised when it is not valid."""
+def load(text: str, origin: str, balance: BalanceMode | None = None) -> Config:
+    """Read the TOML `text`; `origin` (a path) only serves the message of the `UserError` raised when it is not valid. `balance`
+    wins over the text's.
+
+    Where pools are balanced, requests go by least cost unless the text names a policy: how many workers a pool should have is
+    reckoned for that policy. Where balance is only advised, they go as before: advice changes nothing.
+    """
     try:
-        return msgspec.convert(tomllib.loads(text), Config)
+        tree = tomllib.loads(text)
+        config = msgspec.convert(tree, Config)
     except tomllib.TOMLDecodeError as broken:
         raise UserError(f"{origin} is not valid TOML: {broken}") from broken
     except msgspec.ValidationError as wrong:
         raise UserError(f"{origin}: {wrong}") from wrong
+    if balance is not None:
+        config = msgspec.structs.replace(config, balance=msgspec.structs.replace(config.balance, mode=balance))
+    if config.balance.mode is BalanceMode.AUTO and "policy" not in tree.get("routing", {}):
+        routing = msgspec.structs.replace(config.routing, policy=RoutingPolicy.LEAST_COST)
+        config = msgspec.structs.replace(config, routing=routing)
+    return config

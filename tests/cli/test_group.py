@@ -48,6 +48,7 @@ def test_every_command_has_help(name: str) -> None:
         (["--nope"], "No such option '--nope'"),
         (["serve", "--port", "http"], "'http' is not a valid integer"),
         (["serve", "--slo-ttft", "0"], "'--slo-ttft'"),
+        (["serve", "--balance", "on"], "'on' is not one of 'auto', 'advise', 'off'"),
         (["serve", "--prefill", "a:1", "--model", "m"], "give one or the other"),
         (["serve", "--config", "/nonexistent.toml"], "no such file: /nonexistent.toml (given with --config)"),
         (["serve", "--model", "/nonexistent.gguf", "--port", "0", "--admin-port", "0"], "no such file: /nonexistent.gguf"),

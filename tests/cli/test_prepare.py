@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from twinpool.cli.group import cli
 from twinpool.cli.prepare import Asked, configure, dry_run, prepare
-from twinpool.config import Config
+from twinpool.config import BalanceMode, Config, RoutingPolicy
 from twinpool.errors import UserError
 
 FREE = {"port": 0, "admin_port": 0}
@@ -20,6 +20,47 @@ def test_options_win_over_the_file_and_the_rest_of_it_stays(tmp_path: Path) -> N
     assert (config.server.port, config.server.admin_port, config.server.expose_route) == (3, 2, True)
     assert (config.objectives.slo_ttft_s, config.objectives.slo_itl_s) == (2.0, 0.1)
     assert configure(Asked()) == Config()
+
+
+LOADED, COST = RoutingPolicy.LEAST_LOADED, RoutingPolicy.LEAST_COST
+AUTO, ADVISE, OFF = BalanceMode
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "mode", "policy"),
+    [
+        (None, "", OFF, LOADED),
+        ("off", "", OFF, LOADED),
+        ("auto", "", AUTO, COST),
+        ("advise", "", ADVISE, LOADED),
+        (None, '[balance]\nmode = "auto"', AUTO, COST),
+        ("off", '[balance]\nmode = "auto"', OFF, LOADED),
+        ("auto", '[balance]\nmode = "off"\ndwell_s = 5', AUTO, COST),
+        ("auto", '[routing]\npolicy = "least_loaded"', AUTO, LOADED),
+        ("advise", '[routing]\npolicy = "least_cost"', ADVISE, COST),
+        ("auto", "[routing]\nmax_waiting = 7", AUTO, COST),
+    ],
+)
+def test_balance_chooses_the_routing_unless_the_file_does(
+    tmp_path: Path, asked: str | None, text: str, mode: BalanceMode, policy: RoutingPolicy
+) -> None:
+    path = tmp_path / "twinpool.toml"
+    path.write_text(text)
+    config = configure(Asked(config=path, balance=asked))
+    assert (config.balance.mode, config.routing.policy) == (mode, policy)
+    assert config.balance.dwell_s == (5.0 if "dwell_s" in text else 2.0)
+    assert config.routing.max_waiting == (7 if "max_waiting" in text else 1024)
+
+
+def test_who_is_late_is_refused_only_where_that_can_be_predicted(tmp_path: Path) -> None:
+    assert configure(Asked(balance="auto", refuse_late=True)).routing.refuse_late
+    path = tmp_path / "twinpool.toml"
+    path.write_text("[routing]\nrefuse_late = true\n")
+    for asked in (Asked(refuse_late=True), Asked(config=path), Asked(balance="advise", refuse_late=True)):
+        with pytest.raises(UserError, match="takes predictions: --balance auto"):
+            configure(asked)
+    result = CliRunner().invoke(cli, ["serve", "--dry-run", "--refuse-late"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("option", ["port", "admin_port"])

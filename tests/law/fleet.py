@@ -32,6 +32,7 @@ def play(
     mode: BalanceMode = BalanceMode.AUTO,
     itl_s: float = 0.05,
     knows_costs: bool = True,
+    policy: RoutingPolicy = RoutingPolicy.LEAST_COST,
     faults: tuple[Fault, ...] = (),
 ) -> Run:
     scenario = Scenario(
@@ -40,7 +41,7 @@ def play(
         duration_s=seconds,
         seed=seed,
         objectives=Objectives(slo_itl_s=itl_s),
-        routing=Routing(policy=RoutingPolicy.LEAST_COST, max_waiting=100_000, prefill_window_tokens=4096),
+        routing=Routing(policy=policy, max_waiting=100_000, prefill_window_tokens=4096),
         balance=Balance(mode=mode),
         knows_costs=knows_costs,
         workers=workers.workers,

@@ -110,6 +110,18 @@ def test_advice_is_given_and_not_taken() -> None:
     assert "prefill_short" in reasons(run)
 
 
+def test_advice_to_have_one_pool_is_not_taken_either() -> None:
+    run = play(arm(2, 2), CHAT, 60.0, seconds=30.0, mode=BalanceMode.ADVISE)
+    assert "one_pool" in reasons(run)
+    assert run.decisions["colocated", "one_pool_better"] == 0
+
+
+def test_one_pool_is_no_choice_where_routing_would_not_obey() -> None:
+    run = play(arm(2, 2), CHAT, 60.0, seconds=30.0, policy=RoutingPolicy.LEAST_LOADED)
+    assert "one_pool" not in reasons(run)
+    assert not any(found.is_one_pool for _, found in run.balanced)
+
+
 def test_off_is_off() -> None:
     run = play(arm(2, 4), "mixed-60-40", 66.0, mode=BalanceMode.OFF)
     assert run.role_changes == []

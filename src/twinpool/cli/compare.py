@@ -168,13 +168,11 @@ def _split(text: str | None, workers: int) -> Any:
 
 
 def _arm_options(asked: Asked) -> dict[str, list[str]]:
-    """The objectives for every arm's gateway, and the balancing where `serve` has it."""
+    """The objectives for every arm's gateway; one of them has balance."""
     from twinpool.bench.arms import ARMS
-    from twinpool.cli.serve import command as serve
 
     common = ["--slo-ttft", str(asked.slo_ttft_s), "--slo-itl", str(asked.slo_itl_s)]
-    has_balance = any("--balance" in param.opts for param in serve.params)
-    return {arm: [*common, *(["--balance", "auto" if arm == "balanced" else "off"] if has_balance else [])] for arm in ARMS}
+    return {arm: [*common, "--balance", "auto" if arm == "balanced" else "off"] for arm in ARMS}
 
 
 def _hardware() -> str:

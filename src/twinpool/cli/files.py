@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from twinpool.config import Config, load
+from twinpool.config import BalanceMode, Config, load
 from twinpool.errors import UserError
 
 SHORTEST_SECRET = 16  # characters: under that a secret is a word somebody guesses
 
 
-def read_config(path: Path | None) -> Config:
-    """The defaults when there is no file."""
-    return Config() if path is None else load(_read(path, "--config"), str(path))
+def read_config(path: Path | None, balance: BalanceMode | None = None) -> Config:
+    """The defaults when there is no file. `balance` wins over the file's."""
+    return load("" if path is None else _read(path, "--config"), str(path), balance)
 
 
 def read_api_keys(path: Path | None) -> frozenset[str]:

@@ -16,7 +16,7 @@ from twinpool.cli.started import Local, LocalVllm
 from twinpool.cli.vllm import find_vllm, plan_dry, plan_here, with_floor
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
 from twinpool.cli.worker_log import Terminal, WorkerLog
-from twinpool.config import Config
+from twinpool.config import BalanceMode, Config, RoutingPolicy
 from twinpool.deploy.plan import Footprint, Plan, Wanted, plan_workers
 from twinpool.deploy.vllm import VllmPlan
 from twinpool.errors import UserError
@@ -39,6 +39,8 @@ class Asked(Given):
     engine_api_key_file: Path | None = None
     slo_ttft_s: float | None = None
     slo_itl_s: float | None = None
+    balance: str | None = None
+    refuse_late: bool | None = None
     handoff_floor_gb_s: float | None = None
     expose_route: bool | None = None
     journal: Path | None = None
@@ -124,16 +126,19 @@ def dry_run(asked: Asked) -> DryRun:
 
 def configure(asked: Asked) -> Config:
     """The configuration tree with the options laid over it."""
-    config = read_config(asked.config)
+    config = read_config(asked.config, None if asked.balance is None else BalanceMode(asked.balance))
     server = {name: getattr(asked, name) for name in ("host", "port", "admin_port", "expose_route")}
     objectives = {name: getattr(asked, name) for name in ("slo_ttft_s", "slo_itl_s")}
-    routing: dict[str, object] = {"handoff_floor_gb_s": asked.handoff_floor_gb_s}
-    return msgspec.structs.replace(
+    routing = {name: getattr(asked, name) for name in ("handoff_floor_gb_s", "refuse_late")}
+    config = msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, **_given(server)),
         objectives=msgspec.structs.replace(config.objectives, **_given(objectives)),
         routing=msgspec.structs.replace(config.routing, **_given(routing)),
     )
+    if config.routing.refuse_late and config.routing.policy is not RoutingPolicy.LEAST_COST:
+        raise UserError('refusing what would be late takes predictions: --balance auto, or [routing] policy = "least_cost"')
+    return config
 
 
 def _given(values: dict[str, object]) -> dict[str, object]:

@@ -23,6 +23,7 @@ SECONDS = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path)
 FLOOR = click.FloatRange(0)  # 0 is none
 ENGINES = ("embedded", "vllm")
+BALANCE = ("auto", "advise", "off")
 BACKENDS = ("auto", "libfabric", "ucx")
 
 
@@ -45,6 +46,7 @@ ATTACH = partial(click.option, cls=Option, section="Engines that run already", m
 START = partial(click.option, cls=Option, section="Engines started here")
 VLLM = partial(click.option, cls=Option, section="Started here with --engine vllm")
 LISTEN = partial(click.option, cls=Option, section="Who may ask, and where")
+SHARE = partial(click.option, cls=Option, section="How work is shared")
 WATCH = partial(click.option, cls=Option, section="Objectives and records")
 OTHER = partial(click.option, cls=Option)
 
@@ -77,6 +79,8 @@ OTHER = partial(click.option, cls=Option)
 @LISTEN("--admin-port", type=PORT, metavar="PORT", help="State and control, on loopback.  [default: 8001]")
 @LISTEN("--admin-token-file", type=FILE, metavar="FILE", help="Ask for this token there.")
 @LISTEN("--expose-route", is_flag=True, default=None, help="Tell clients which workers served them: x-twinpool-*.")
+@SHARE("--balance", type=click.Choice(BALANCE), help="Move workers between pools as traffic shifts.  [default: off]")
+@SHARE("--refuse-late", is_flag=True, default=None, help="Refuse what would miss --slo-ttft by its wait. With --balance auto.")
 @WATCH("--slo-ttft", "slo_ttft_s", type=SECONDS, metavar="S", help="Time to the first token.  [default: 1.3]")
 @WATCH("--slo-itl", "slo_itl_s", type=SECONDS, metavar="S", help="Gap between two tokens.  [default: 0.05]")
 @WATCH("--handoff-floor-gb-s", type=FLOOR, metavar="G", help="A slower handoff is said to be.  [default: by the link]")

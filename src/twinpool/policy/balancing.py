@@ -14,6 +14,7 @@ from math import fsum
 
 import msgspec
 
+from twinpool.config import BalanceMode
 from twinpool.core.cluster import WorkerView
 from twinpool.core.decisions import Balanced, WhyBalance
 from twinpool.core.law import Law
@@ -78,9 +79,11 @@ class _Split:
         return self.arriving / (_LINK_SHARE * able) if able else 0.0
 
 
-def least_pressure(law: Law, learning: Learning) -> Balance:
-    """The law's balance."""
+def least_pressure(law: Law, learning: Learning, *, can_be_one_pool: bool = True) -> Balance:
+    """The law's balance. `can_be_one_pool`: routing obeys when everybody should do everything. It is told so only where balance
+    does more than advise."""
     settings = law.balance
+    is_advice = settings.mode is BalanceMode.ADVISE
 
     def balance(view: PoolView, changed_at: float) -> Balanced:
         prefills = [worker for worker in view.workers if worker.role is Role.PREFILL]
@@ -155,9 +158,9 @@ def least_pressure(law: Law, learning: Learning) -> Balance:
             pressure=round(pressure, 3) if pressure < 1e6 else None,
             best_pressure=round(best_pressure, 3) if best_pressure < 1e6 else None,
             one_pool_pressure=round(one_pool, 3) if one_pool < 1e6 else None,
-            is_one_pool=_is_one_pool(one_pool, pressure, best_pressure),
+            is_one_pool=(can_be_one_pool or is_advice) and _is_one_pool(one_pool, pressure, best_pressure),
         )
-        learning.is_one_pool = found.is_one_pool
+        learning.is_one_pool = found.is_one_pool and not is_advice
         if found.is_one_pool:
             return _settled(found, WhyBalance.ONE_POOL)
         if moves is None or pressure <= settings.hysteresis * best_pressure:
