@@ -108,6 +108,7 @@ class Server(_Section, frozen=True):
     body_timeout_s: Seconds = 30.0  # half a request then silence
     keep_alive_s: Seconds = 75.0
     expose_route: bool = False  # x-twinpool-* answer headers: topology is nobody's business by default
+    client_priorities: bool = False  # x-twinpool-priority counts: a service for everybody lets nobody jump its queue
     engine_api_key_file: str | None = None  # for engines that have no key of their own; a client's key never goes to one
     probe_interval_s: Seconds = 1.0
     drain_s: Seconds = 30.0  # how long running answers may go on once the gateway was told to stop

@@ -1,7 +1,6 @@
 """The gateway: its two ports, and everything behind them put together."""
 
 import asyncio
-import hashlib
 import ipaddress
 import os
 import resource
@@ -25,7 +24,6 @@ from twinpool.errors import (
     NotFoundError,
     Reason,
     RequestError,
-    UnauthorizedError,
     UnavailableError,
     UserError,
 )
@@ -39,6 +37,7 @@ from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import read_call
 from twinpool.gateway.routes import ROUTES, Endpoint, why_unsupported
+from twinpool.gateway.senders import Senders
 from twinpool.http1 import Limits, Pool, Request, Responder, Server, serve
 
 _JSON = [(b"content-type", b"application/json")]
@@ -69,7 +68,7 @@ class Gateway:
     ) -> None:
         """`say` is given news for the person who watches, a line each."""
         self._config = config
-        self._key_digests = frozenset(_digest(key.encode()) for key in api_keys)
+        self._senders = Senders(api_keys, client_priorities=config.server.client_priorities)
         self._pool = Pool()
         learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
         law = Law(objectives=config.objectives, balance=config.balance, learns=learns)
@@ -192,11 +191,10 @@ class Gateway:
         path, method = request.path, request.method
         if path in ROUTES:
             _only(method, "POST")
-            self._authenticate(request)
             await self._serve_call(ROUTES[path], request, responder, wire_id)
             return
         if (why := why_unsupported(path)) is not None:
-            self._authenticate(request)
+            self._senders.authenticate(request)
             raise NotFoundError(f"the route {path} is not served here: {why}", Reason.UNSUPPORTED)
         _only(method, "GET", "HEAD", known=path in ("/health", "/ready", "/metrics", "/v1/models"))
         named = (b"x-request-id", wire_id)
@@ -208,17 +206,18 @@ class Gateway:
         elif path == "/metrics":
             responder.send(200, [*_TEXT, named], self._metrics.render())
         elif path == "/v1/models":
-            self._authenticate(request)
+            self._senders.authenticate(request)
             responder.send(200, [*_JSON, named], self._models())
         elif path.startswith(_ONE_MODEL):
-            self._authenticate(request)
+            self._senders.authenticate(request)
             _only(method, "GET", "HEAD")
             responder.send(200, [*_JSON, named], self._model(unquote(path.removeprefix(_ONE_MODEL))))
         else:
             raise NotFoundError(f"no route {method} {path}")
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
-        call = read_call(endpoint, request.body, self._members.only_model)
+        sender = self._senders.identify(request)
+        call = read_call(endpoint, request.body, self._members.only_model, sender)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):
@@ -228,14 +227,6 @@ class Gateway:
         name = f"req-{secrets.token_hex(8)}"
         passed = [(key, value) for key, value in request.headers if key in _PASSED_HEADERS]
         await self._driver.serve(ClientRequest(name, wire_id, call, responder, request.arrived_at, passed))
-
-    def _authenticate(self, request: Request) -> None:
-        if not self._key_digests:
-            return
-        given = request.header(b"authorization") or b""
-        scheme, _, key = given.partition(b" ")
-        if scheme.lower() != b"bearer" or _digest(key.strip()) not in self._key_digests:
-            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
 
     def _readiness(self) -> tuple[int, bytes]:
         """Ready while some worker can take a request; the reason why not, else. Workers that do not take our key are named:
@@ -296,11 +287,6 @@ def _wire_id(request: Request) -> bytes:
 
 def _new_id() -> bytes:
     return f"req-{secrets.token_hex(8)}".encode()
-
-
-def _digest(key: bytes) -> bytes:
-    """Keys are compared by digest: a look-up by digest tells nothing of the key by its timing."""
-    return hashlib.sha256(key).digest()
 
 
 def _is_loopback(host: str) -> bool:

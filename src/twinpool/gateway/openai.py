@@ -15,6 +15,7 @@ from twinpool.core.decisions import Why
 from twinpool.core.model import RequestFacts
 from twinpool.errors import BadRequestError, Reason
 from twinpool.gateway.routes import PATHS, ROUTES, WAYS, Endpoint, Way
+from twinpool.gateway.senders import Sender
 from twinpool.handoff.body import Fields, take_apart
 
 __all__ = ["PATHS", "ROUTES", "Call", "Endpoint", "read_call"]
@@ -67,12 +68,17 @@ _INTEGER = msgspec.json.Decoder(int)
 _SCALAR = msgspec.json.Decoder(int | float | str | bool)
 
 
-def read_call(endpoint: Endpoint, body: bytes, only_model: Callable[[], str | None] = lambda: None) -> Call:
+def read_call(
+    endpoint: Endpoint,
+    body: bytes,
+    only_model: Callable[[], str | None] = lambda: None,
+    sender: Sender = Sender(),  # noqa: B008  immutable
+) -> Call:
     """Take a body apart; raises `BadRequestError` where it is not a JSON object that names a model. Routes on which engines
     need none get the `only_model` there is, if there is but one."""
     fields = take_apart(body)
     if WAYS[endpoint] is not Way.DISAGGREGATED:
-        return _whole(endpoint, fields, only_model)
+        return _whole(endpoint, fields, only_model, sender)
     model = _model(fields)
     texts, prompts = _prompt(endpoint, fields)
     choices = max(_several(fields, name) for name, _ in _SEVERAL)
@@ -85,11 +91,13 @@ def read_call(endpoint: Endpoint, body: bytes, only_model: Callable[[], str | No
         sequences=max(1, choices * (prompts or 1)),
         max_tokens=_integer(fields, "max_completion_tokens") or _integer(fields, "max_tokens"),
         obstacle=Why.PROMPT_LIST if prompts is not None else _obstacle(fields),
+        tenant=sender.tenant,
+        priority=sender.priority,
     )
     return Call(endpoint, fields, facts, _can_continue(fields, facts))
 
 
-def _whole(endpoint: Endpoint, fields: Fields, only_model: Callable[[], str | None]) -> Call:
+def _whole(endpoint: Endpoint, fields: Fields, only_model: Callable[[], str | None], sender: Sender) -> Call:
     """A request that decodes nothing. Its length is that of what the model reads, quotes and all: close enough for a load."""
     model = (None if "model" in fields else only_model()) or _model(fields)
     read = () if endpoint in _FREE else (bytes(fields[name]) for name in _READ_BY_MODEL if name in fields)
@@ -102,6 +110,8 @@ def _whole(endpoint: Endpoint, fields: Fields, only_model: Callable[[], str | No
         is_ascii=all(is_ascii for _, is_ascii in lengths),
         max_tokens=0,
         obstacle=Why.OTHER_ROUTE,
+        tenant=sender.tenant,
+        priority=sender.priority,
     )
     return Call(endpoint, fields, facts, can_continue=False)
 
