@@ -26,7 +26,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinpool.assemble import replay
-from twinpool.config import Config, Declared, Kept, Objectives, Routing, Server, Timeouts
+from twinpool.config import Balance, BalanceMode, Config, Declared, Kept, Objectives, Routing, Server, Timeouts
 from twinpool.core.lifecycle import HandleState
 from twinpool.core.model import Role
 from twinpool.engines.scripted import Recorded, Script, ScriptedEngine, answer_text
@@ -339,6 +339,8 @@ async def house(
     decode: Engines = 0,
     colocated: Engines = 0,
     routing: Routing = Routing(),  # noqa: B008  frozen
+    balance: Balance = Balance(mode=BalanceMode.OFF),  # noqa: B008
+    objectives: Objectives = Objectives(),  # noqa: B008
     timeouts: Timeouts = Timeouts(),  # noqa: B008
     server: dict[str, Any] | None = None,
     allowed_roles: tuple[Role, ...] = (),
@@ -360,8 +362,9 @@ async def house(
     bounds = kept or Kept()
     config = Config(
         server=Server(**settings),
-        objectives=Objectives(),
+        objectives=objectives,
         routing=routing,
+        balance=balance,
         timeouts=timeouts,
         journal=bounds,
         access_log=bounds,

@@ -154,6 +154,7 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
     for line, workers in _advice(attached).items():
         console.print(f"[dim]{escape(', '.join(workers))}: {escape(line)}[/]")
     _show_pairs(console, state)
+    _show_balance(console, state)
     if state["decisions"]:
         console.print(_decisions(state["decisions"]))
     else:
@@ -218,6 +219,16 @@ def _show_pairs(console: Console, state: Mapping[str, Any]) -> None:
         console.print(f"[yellow]{escape(line)}[/]")
     if len(lines) > _PAIRS_SHOWN:
         console.print(f"... and {len(lines) - _PAIRS_SHOWN} more: --json has them")
+
+
+def _show_balance(console: Console, state: Mapping[str, Any]) -> None:
+    """Nothing where it is off."""
+    balance = state.get("balance")
+    if not balance:
+        return
+    console.print(f"Balance ({balance['mode']}): {escape(balance['words'])}", soft_wrap=True)
+    for found in reversed(balance["recent"]):
+        console.print(f"[dim]  {_age(found['age_s'])} ago: {escape(found['words'])}[/]", soft_wrap=True)
 
 
 def _pair(pair: Mapping[str, Any]) -> str:

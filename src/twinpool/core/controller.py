@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from twinpool.config import Routing
+from twinpool.config import BalanceMode, Routing
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core import request_events as requests
@@ -112,6 +112,10 @@ class Controller:
     def holds_handles(self, worker: str) -> bool:
         """Whether it keeps KV for us."""
         return self._books.handles.any_on(worker)
+
+    @property
+    def balance_mode(self) -> BalanceMode:
+        return self._books.law.balance.mode
 
     def balanced(self) -> Balanced | None:
         """What balance found when it last looked."""

@@ -111,7 +111,8 @@ class Admin:
         if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= DECISIONS_KEPT:
             raise BadRequestError(f"limit is a number from 1 to {DECISIONS_KEPT}", Reason.INVALID_VALUE, param="limit")
         recent = list(self._driver.decisions)[-int(given) :]
-        return _json({"decisions": [describe_decision(recorded) for recorded in recent]})
+        decisions = [describe_decision(recorded) for recorded in recent]
+        return _json({"decisions": decisions, "balance": self._driver.balances.recent(int(given))})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
         new = _read(await request.read(), _NewWorker)

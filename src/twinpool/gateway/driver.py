@@ -23,6 +23,7 @@ from twinpool.engines.metrics import EngineMetrics
 from twinpool.engines.probe import ProbeError
 from twinpool.errors import Reason, RequestError
 from twinpool.gateway.access_log import AccessLog
+from twinpool.gateway.balance_state import Balances
 from twinpool.gateway.cache_epochs import CacheDoubt, CacheEpochs
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.canary import Canaries
@@ -82,6 +83,7 @@ class Driver:
     ) -> None:
         self.controller = controller
         self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
+        self.balances = Balances(controller.balance_mode)
         self.say: Callable[[str], None] = lambda news: None
         self.probe_now: Callable[[str], None] = lambda worker: None
         self.scrape: Scrape = _nobody_to_ask
@@ -311,7 +313,8 @@ class Driver:
         self.metrics.role_changed(command.role, command.reason)
 
     def _record_balance(self, command: do.RecordBalance) -> None:
-        """Nothing to do: the controller keeps it for whoever asks, and a change of role comes as one."""
+        """A change of role comes as one."""
+        self.balances.found(monotonic(), command.balanced)
 
     def _record_pair(self, command: do.RecordPair) -> None:
         self.metrics.pair_changed(command.state)

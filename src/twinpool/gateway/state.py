@@ -4,18 +4,16 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from twinpool import __version__
 from twinpool.core.cluster import Worker
 from twinpool.core.compatibility import why_not_compatible
-from twinpool.core.decisions import Balanced
 from twinpool.core.model import Role, WorkerFacts
 from twinpool.engines.advice import advice
 from twinpool.gateway.driver import Driver, RecordedDecision
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.pair_state import describe_pairs
 
+_BALANCES_SHOWN = 5
 _DECISIONS_SHOWN = 10
 _PAIRS_SHOWN = 50
 
@@ -31,18 +29,13 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
         "pairs": describe_pairs(controller),
         "incompatible": describe_incompatible(worker.facts for worker in controller.cluster),
-        "balance": _described(controller.balanced()),
+        "balance": driver.balances.describe(controller.balanced(), _BALANCES_SHOWN),
         "error_ratio": {"prompt_tokens": controller.prompt_length_error(), "costs": controller.cost_errors()},
         "indicators": driver.metrics.indicators.now(),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
         "decisions": [describe_decision(decision) for decision in recent],
     }
-
-
-def _described(balanced: Balanced | None) -> dict[str, Any] | None:
-    """What balance found when it last looked; None where it has not."""
-    return None if balanced is None else msgspec.to_builtins(balanced)
 
 
 def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
