@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.gateway.house import CHAT, Answer, House, chat, finish_reasons, house, text_of, told, until
 
-from twinpool.config import Routing
+from twinpool.config import Objectives, Routing, RoutingPolicy
 from twinpool.engines.scripted import Script
 
 
@@ -106,6 +106,23 @@ async def test_a_wait_ends_at_its_deadline() -> None:
         let_go(h.c.script)
         assert (await running).text == told("n1")
         assert await h.outcomes() == {"ok": 1, "refused": 1}
+
+
+async def test_who_would_be_late_is_told_so_at_once_and_when_to_come_back() -> None:
+    """By what the engine has shown of itself; nobody is told before."""
+    script = Script(slots=1, prefill_s_per_token=0.0005, token_interval_s=0.001)
+    routing = Routing(policy=RoutingPolicy.LEAST_COST, refuse_late=True)
+    async with house(colocated=script, routing=routing, objectives=Objectives(slo_ttft_s=1.0)) as h:
+        for n in range(40):
+            usage = {"stream_options": {"include_usage": True}}
+            assert (await h.chat(f"n{n} {'word ' * (n % 7) * 20}", stream=True, **usage)).status == 200
+        asking = [asyncio.create_task(h.chat(f"m{n} {'word ' * 100}")) for n in range(80)]
+        answers = await asyncio.gather(*asking)
+        late = [answer for answer in answers if answer.status != 200]
+        assert 0 < len(late) < len(answers)
+        assert {(answer.status, answer.error["code"]) for answer in late} == {(429, "would_be_late")}
+        assert all(int(answer.headers["retry-after"]) > 0 for answer in late)
+        assert (await h.chat(f"again {'word ' * 100}")).status == 200
 
 
 async def test_health_and_metrics_are_never_in_the_queue() -> None:

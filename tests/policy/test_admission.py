@@ -101,6 +101,23 @@ def test_what_has_waited_too_long_leaves_the_queue_when_its_turn_comes() -> None
     assert made.controller.waiting_requests() == 0
 
 
+@pytest.mark.parametrize("waiting", [1, 64, 65, 200])
+def test_a_queue_of_them_is_looked_at_to_its_end(waiting: int) -> None:
+    """However long it is: no event would come to look at those behind, and they would wait beside an idle worker."""
+    made = Stage()
+    rules = Routing(policy=RoutingPolicy.LEAST_COST, refuse_late=True)
+    made.controller = build_controller(rules, law=LAW)
+    made.joins(worker("c1", slots=1, budget_tokens=8192))
+    made.loses("c1")
+    for n in range(waiting):
+        made.arrives(f"r{n}", prompt(1000))
+    assert made.controller.waiting_requests() == waiting
+    made.at = 3.0
+    made.returns("c1")
+    assert made.controller.waiting_requests() == 0
+    assert sum(each.why is Why.LATE for each in made.decisions) == waiting
+
+
 def test_nobody_is_refused_for_it_unless_that_was_asked_for() -> None:
     made = busy_stage()
     for n in range(8):

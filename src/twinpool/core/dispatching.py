@@ -13,6 +13,7 @@ from twinpool.core.lifecycle import PairState, RequestMove, WorkerState
 from twinpool.core.model import Dialect, Leg
 from twinpool.core.pairs import Pair
 from twinpool.core.requests import Request
+from twinpool.core.waiting import Lane
 
 _LOOKED_AT = 64
 """Of those that wait: enough for every worker to find a prompt that fits."""
@@ -22,28 +23,39 @@ def dispatch(books: Books, at: float, out: list[do.Command]) -> None:
     """Send on its way whoever can go. While the first one waits, a shorter one behind it may go where the first has no use for
     the room: to be read beside what a worker writes. (One as long as another that could not is not asked.)"""
     for lane in books.waiting.lanes():
-        workers = books.cluster.routable(lane.model, at)
-        ahead = 0
-        shortest: int | None = None
-        for request in books.waiting.first(lane, _LOOKED_AT):
-            if shortest is not None and request.prompt_tokens >= shortest:
-                ahead += request.prompt_tokens
-                continue
-            decision = books.policies.route(request.pending(at, ahead), workers)
-            if books.rules.refuse_late and refuse_if_late(books, request, decision, at, out):
-                continue
-            is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
-            if decision.choice is not Choice.WAIT and is_let_by:
-                books.waiting.remove(request, request.prompt_tokens - decision.cached_tokens)
-                _start(books, request, decision, at, out)
-                continue
-            if not request.shown_waiting and decision.choice is Choice.WAIT:
-                request.shown_waiting = True
-                out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
-            if decision.forecast is None:
-                break
-            shortest = request.prompt_tokens
+        while _dispatch_lane(books, lane, at, out):
+            pass
+
+
+def _dispatch_lane(books: Books, lane: Lane, at: float, out: list[do.Command]) -> bool:
+    """Whether to look again: all that were looked at have left, and of those that were refused no event will come that looks at
+    the ones behind them."""
+    workers = books.cluster.routable(lane.model, at)
+    ahead = gone = refused = 0
+    shortest: int | None = None
+    for request in books.waiting.first(lane, _LOOKED_AT):
+        if shortest is not None and request.prompt_tokens >= shortest:
             ahead += request.prompt_tokens
+            continue
+        decision = books.policies.route(request.pending(at, ahead), workers)
+        if books.rules.refuse_late and refuse_if_late(books, request, decision, at, out):
+            refused += 1
+            gone += 1
+            continue
+        is_let_by = ahead == 0 or decision.why is Why.DECODE_SOONER
+        if decision.choice is not Choice.WAIT and is_let_by:
+            books.waiting.remove(request, request.prompt_tokens - decision.cached_tokens)
+            _start(books, request, decision, at, out)
+            gone += 1
+            continue
+        if not request.shown_waiting and decision.choice is Choice.WAIT:
+            request.shown_waiting = True
+            out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
+        if decision.forecast is None:
+            break
+        shortest = request.prompt_tokens
+        ahead += request.prompt_tokens
+    return refused > 0 and gone == _LOOKED_AT
 
 
 def refuse_if_late(books: Books, request: Request, decision: Decision, at: float, out: list[do.Command]) -> bool:
