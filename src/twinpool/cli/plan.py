@@ -140,20 +140,20 @@ def _show(plan: "Plan") -> None:
         "carried: the highest rate at which nine in ten requests meet the objectives; behind the bound: at the rate "
         "asked for, in seconds\n"
     )
-    played = [each for each in plan.options if each.is_played()]
-    if played:
-        _show_played(played, has_price=any(each.cost_per_million_output_tokens is not None for each in played))
-    passed_over = [each for each in plan.options if not each.is_played()]
-    if passed_over:
-        click.echo("not played:")
-    for way, why in dict.fromkeys((each.way(), each.why_no_figures()) for each in passed_over):
-        names = [each.short_name() for each in passed_over if (each.way(), each.why_no_figures()) == (way, why)]
+    shown = [each for each in plan.options if each.has_a_rate()]
+    if shown:
+        _show_options(shown, has_price=any(each.cost_per_million_output_tokens is not None for each in shown))
+    others = [each for each in plan.options if not each.has_a_rate()]
+    if others:
+        click.echo("the others:")
+    for way, why in dict.fromkeys((each.way(), each.why_no_figures()) for each in others):
+        names = [each.short_name() for each in others if (each.way(), each.why_no_figures()) == (way, why)]
         click.echo(f"  {way}: {', '.join(names)} ({why})")
     for note in plan.notes:
         click.echo(f"note: {note}")
 
 
-def _show_played(options: "list[Planned]", *, has_price: bool) -> None:
+def _show_options(options: "list[Planned]", *, has_price: bool) -> None:
     width = max(len(each.name()) for each in options)
     click.echo(
         f"{'':<{width}} {'carried':>8} {'bound':>8}  {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} {'worst gap':>9} "

@@ -66,8 +66,9 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.prefill}:{self.decode}"
         return f"budget {self.budget_tokens:,}"
 
-    def is_played(self) -> bool:
-        return self.outcome in (Outcome.SEARCHED, Outcome.FELL_SHORT)
+    def has_a_rate(self) -> bool:
+        """That it carries, or does not."""
+        return bool(self.capacity_req_s or self.fell_short_req_s)
 
     def why_no_figures(self) -> str:
         if self.outcome is Outcome.SEARCHED:
