@@ -12,6 +12,7 @@ import click
 
 from twinpool.cli.files import read_api_keys
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import POSITIVE, SECONDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "TWINPOOL_API_KEY"
 FILE = click.Path(path_type=Path)
-SECONDS = click.FloatRange(0, min_open=True)
 COUNT = click.IntRange(1)
-POSITIVE = click.FloatRange(0, min_open=True)
 
 TRAFFIC = partial(click.option, cls=Option, section="Traffic")
 SERVICE = partial(click.option, cls=Option, section="The service")
@@ -60,7 +59,8 @@ def command(**options: Any) -> None:
         or a file:             a mix in .json or .toml, an Azure trace (CSV) or a Mooncake trace (JSON lines)
     """
     asked = Asked(**options)
-    from twinpool.cli.reports import people, write_file, write_json
+    from twinpool.cli.outputs import write_file
+    from twinpool.cli.reports import people, write_json
 
     console = people(as_json=asked.json_to == "-")
     result, series = _measure(asked, console)
@@ -103,14 +103,13 @@ def _measure(asked: Asked, console: "Console") -> tuple[dict[str, Any], dict[str
     import uvloop
 
     from twinpool.bench.target import target_of
-    from twinpool.cli.reports import check_writable
+    from twinpool.cli.outputs import check_writable
     from twinpool.cli.traffic import ARRIVALS, Wanted, choose_traffic
     from twinpool.errors import UserError
 
     if asked.arrivals not in ARRIVALS:
         raise UserError(f"--arrivals is one of {', '.join(ARRIVALS)}")
-    check_writable(asked.json_to, "--json")
-    check_writable(asked.html_to, "--html")
+    check_writable(json=asked.json_to, html=asked.html_to)
     target = target_of(asked.url, api_key=read_key(asked.api_key_file), is_chat=not asked.is_plain)
     chosen = choose_traffic(
         Wanted(
