@@ -1,6 +1,5 @@
 """``twinpool bench``: open-loop load on any OpenAI-compatible service."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from twinpool.cli.files import read_api_keys
+from twinpool.cli.files import KEY_VARIABLE, read_key
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.numbers import POSITIVE, SECONDS
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from twinpool.bench.target import Target
     from twinpool.cli.traffic import Chosen
 
-KEY_VARIABLE = "TWINPOOL_API_KEY"
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(1)
 
@@ -175,15 +173,6 @@ def as_result(report: Any, generator: Any, **beside: Any) -> dict[str, Any]:
 
     built: dict[str, Any] = msgspec.to_builtins(report)
     return {**built, "generator": msgspec.to_builtins(generator), **msgspec.to_builtins(beside)}
-
-
-def read_key(path: Path | None) -> str | None:
-    """The first key of the file, or the environment's."""
-    if path is not None:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-        keys = read_api_keys(path)
-        return next(line for line in lines if line in keys)
-    return os.environ.get(KEY_VARIABLE) or None
 
 
 def progress_on(console: "Console") -> "AbstractContextManager[Callable[[Progress], None] | None]":

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from twinpool.cli.bench import read_key
+from twinpool.cli.files import read_key
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.numbers import POSITIVE, SECONDS
 from twinpool.errors import UserError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from twinpool.cli.bench import read_key
+from twinpool.cli.files import read_key
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.numbers import POSITIVE, Number
 from twinpool.cli.outputs import check_writable, write_file
