@@ -1,9 +1,11 @@
 """``twinpool`` and ``python -m twinpool``."""
 
+from twinpool.cli.ending import open_missing_streams
 from twinpool.cli.group import cli
 
 
 def main() -> None:
+    open_missing_streams()
     cli.main(prog_name="twinpool")
 
 

@@ -69,7 +69,7 @@ async def test_another_kind_of_service(engine: ScriptedEngine) -> None:
 
 @pytest.mark.parametrize("text", ["", "http://", "ftp://host", "http://a b", "http://host:port", "http://user@host"])
 def test_what_is_no_url(text: str) -> None:
-    with pytest.raises(UserError, match="URL: write http://host:port"):
+    with pytest.raises(UserError, match="write http://host:port"):
         target_of(text)
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from twinpool.cli.files import read_api_keys, read_config, read_secret
+from twinpool.cli.files import KEY_VARIABLE, read_api_keys, read_config, read_engine_key, read_key, read_secret
 from twinpool.config import Config
 from twinpool.errors import UserError
 
@@ -47,3 +47,30 @@ def test_what_cannot_be_read_names_file_and_option(tmp_path: Path) -> None:
 
 def test_without_a_file_there_are_the_defaults() -> None:
     assert read_config(None) == Config()
+
+
+@pytest.mark.parametrize("text", ["two words", "a\rb", "a\nb\x00", "ключ"])
+def test_a_key_that_no_header_can_carry_is_refused_wherever_it_stands(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(text.replace("\r", "\x01").encode())
+    for read in (read_api_keys, read_engine_key, read_key):
+        with pytest.raises(UserError, match="no HTTP header can carry"):
+            read(path)
+    if "\x00" not in text:
+        monkeypatch.setenv(KEY_VARIABLE, text)
+        with pytest.raises(UserError, match=KEY_VARIABLE):
+            read_key(None)
+
+
+def test_the_key_to_ask_with_is_the_first_of_the_file_or_the_environment_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "key"
+    path.write_text("# ours\nsk-one\nsk-two\n")
+    monkeypatch.setenv(KEY_VARIABLE, "sk-env\n")
+    assert (read_key(path), read_key(None)) == ("sk-one", "sk-env")
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="is not a text file"):
+        read_key(path)

@@ -86,3 +86,24 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: twinpool serve")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (("bench", "x", "--rate"), "--rate"),
+        (("check", "x", "--ttft-limit"), "--ttft-limit"),
+        (("check", "x", "--utilization-floor"), "--utilization-floor"),
+        (("compare", "--load"), "--load"),
+        (("plan", "azure-conv", "--price"), "--price"),
+        (("profile", "x", "--out", "p", "--timeout"), "--timeout"),
+        (("serve", "--handoff-floor-gb-s"), "--handoff-floor-gb-s"),
+        (("simulate", "article", "--rate-scale"), "--rate-scale"),
+        (("worker", "--lease"), "--lease"),
+    ],
+)
+@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
+def test_a_number_is_finite_and_in_its_range(args: tuple[str, ...], option: str, number: str) -> None:
+    code, _, err = invoke(*args, number)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"'{option}'" in err

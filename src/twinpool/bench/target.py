@@ -4,17 +4,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from twinpool.errors import UserError
 from twinpool.http1 import Loss, Origin, Pool, Response, UpstreamLost
+from twinpool.http1.urls import parse_url
 
 ASK_S = 15.0
 """For a service's own pages."""
-
-_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +42,14 @@ class Target:
 
 def target_of(text: str, *, api_key: str | None = None, is_chat: bool = True) -> Target:
     """From what people paste: ``host:port``, with or without the ``/v1`` that clients want, or below another path."""
-    url = (text.strip() if "://" in text else f"http://{text.strip()}").rstrip("/")
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise UserError(f"{text!r} is not a URL: write http://host:port") from None
-    name = parts.hostname or ""
-    if parts.scheme not in _PORTS or not name or set(name) & set(" \t,") or parts.query or parts.username:
-        raise UserError(f"{text!r} is not a service's URL: write http://host:port")
-    path = parts.path.removesuffix("/completions").removesuffix("/chat").rstrip("/")
+        found = parse_url(text)
+    except ValueError as why:
+        raise UserError(f"{text!r} is not a service's URL, {why}: write http://host:port") from None
+    url = (text.strip() if "://" in text else f"http://{text.strip()}").rstrip("/")
+    path = found.path.removesuffix("/completions").removesuffix("/chat").rstrip("/")
     base = path if path.endswith("/v1") else f"{path}/v1"
-    origin = Origin(name, port or _PORTS[parts.scheme], parts.scheme == "https")
+    origin = Origin(found.host, found.port_or_default, found.scheme == "https")
     return Target(url, origin, base, api_key=api_key, is_chat=is_chat)
 
 

@@ -1,6 +1,5 @@
 """``twinpool bench``: open-loop load on any OpenAI-compatible service."""
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from twinpool.cli.files import read_api_keys
+from twinpool.cli.files import KEY_VARIABLE, read_key
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import POSITIVE, SECONDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     from twinpool.bench.target import Target
     from twinpool.cli.traffic import Chosen
 
-KEY_VARIABLE = "TWINPOOL_API_KEY"
 FILE = click.Path(path_type=Path)
-SECONDS = click.FloatRange(0, min_open=True)
 COUNT = click.IntRange(1)
-POSITIVE = click.FloatRange(0, min_open=True)
 
 TRAFFIC = partial(click.option, cls=Option, section="Traffic")
 SERVICE = partial(click.option, cls=Option, section="The service")
@@ -60,7 +57,8 @@ def command(**options: Any) -> None:
         or a file:             a mix in .json or .toml, an Azure trace (CSV) or a Mooncake trace (JSON lines)
     """
     asked = Asked(**options)
-    from twinpool.cli.reports import people, write_file, write_json
+    from twinpool.cli.outputs import write_file
+    from twinpool.cli.reports import people, write_json
 
     console = people(as_json=asked.json_to == "-")
     result, series = _measure(asked, console)
@@ -103,14 +101,13 @@ def _measure(asked: Asked, console: "Console") -> tuple[dict[str, Any], dict[str
     import uvloop
 
     from twinpool.bench.target import target_of
-    from twinpool.cli.reports import check_writable
+    from twinpool.cli.outputs import check_writable
     from twinpool.cli.traffic import ARRIVALS, Wanted, choose_traffic
     from twinpool.errors import UserError
 
     if asked.arrivals not in ARRIVALS:
         raise UserError(f"--arrivals is one of {', '.join(ARRIVALS)}")
-    check_writable(asked.json_to, "--json")
-    check_writable(asked.html_to, "--html")
+    check_writable(json=asked.json_to, html=asked.html_to)
     target = target_of(asked.url, api_key=read_key(asked.api_key_file), is_chat=not asked.is_plain)
     chosen = choose_traffic(
         Wanted(
@@ -176,15 +173,6 @@ def as_result(report: Any, generator: Any, **beside: Any) -> dict[str, Any]:
 
     built: dict[str, Any] = msgspec.to_builtins(report)
     return {**built, "generator": msgspec.to_builtins(generator), **msgspec.to_builtins(beside)}
-
-
-def read_key(path: Path | None) -> str | None:
-    """The first key of the file, or the environment's."""
-    if path is not None:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-        keys = read_api_keys(path)
-        return next(line for line in lines if line in keys)
-    return os.environ.get(KEY_VARIABLE) or None
 
 
 def progress_on(console: "Console") -> "AbstractContextManager[Callable[[Progress], None] | None]":

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from twinpool.cli.bench import read_key
+from twinpool.cli.files import read_key
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import SECONDS, Number
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SECONDS = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path)
 
 LIMITS = partial(click.option, cls=Option, section="What is fit")
@@ -25,7 +25,7 @@ OTHER = partial(click.option, cls=Option)
 @click.command(cls=Sections, short_help="Judge any service by two indicators")
 @click.argument("urls", nargs=-1, metavar="URL [URL]")
 @LIMITS("--ttft-limit", "ttft_limit_s", type=SECONDS, default=1.3, metavar="S", help="TTFT of long requests.  [default: 1.3]")
-@LIMITS("--utilization-floor", type=click.FloatRange(0, 1), default=0.85, metavar="SHARE", help="At the peak.  [default: 0.85]")
+@LIMITS("--utilization-floor", type=Number(0, 1), default=0.85, metavar="SHARE", help="At the peak.  [default: 0.85]")
 @LIMITS("--long-prompt-tokens", type=click.IntRange(16), default=1500, metavar="N", help="Longer is long.  [default: 1500]")
 @LIMITS("--slo-itl", "slo_itl_s", type=SECONDS, default=0.05, metavar="S", help="Gap between two tokens.  [default: 0.05]")
 @SERVICE("--metrics", metavar="URL...", multiple=True, help="Twinpool, vLLM, SGLang, DCGM exporter.  [default: its own]")
@@ -48,7 +48,8 @@ def command(context: click.Context, /, **options: Any) -> None:
         raise UserError("give the URL of one service to check, or of two to compare")
     if len(asked.urls) == 2 and asked.metrics:
         raise UserError("--metrics is for one service: with two, each one's own page is read")
-    from twinpool.cli.reports import STDOUT, people, write_json
+    from twinpool.cli.outputs import STDOUT
+    from twinpool.cli.reports import people, write_json
 
     console = people(as_json=asked.as_json)
     results, comparison = _check(asked, console)

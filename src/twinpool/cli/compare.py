@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from twinpool.cli.bench import read_key
+from twinpool.cli.files import read_key
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import POSITIVE, SECONDS
 from twinpool.errors import UserError
 
-SECONDS = click.FloatRange(0, min_open=True)
-POSITIVE = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path)
 
 WORKERS = partial(click.option, cls=Option, section="Workers")
@@ -54,10 +53,10 @@ def command(**options: Any) -> None:
     and which way this traffic wants.
     """
     asked = Asked(**options)
-    from twinpool.cli.reports import check_writable, people, show_comparison, write_file, write_json
+    from twinpool.cli.outputs import check_writable, write_file
+    from twinpool.cli.reports import people, show_comparison, write_json
 
-    check_writable(asked.json_to, "--json")
-    check_writable(asked.html_to, "--html")
+    check_writable(json=asked.json_to, html=asked.html_to)
     console = people(as_json=asked.json_to == "-")
     result = _compare(asked, console)
     show_comparison(console, result)

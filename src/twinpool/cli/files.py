@@ -1,10 +1,12 @@
 """Small files that a person hands over: the configuration, keys, secrets. Each problem is one line that says what to do."""
 
+import os
 from pathlib import Path
 
 from twinpool.config import BalanceMode, Config, load
 from twinpool.errors import UserError
 
+KEY_VARIABLE = "TWINPOOL_API_KEY"  # what a service under test wants to see
 SHORTEST_SECRET = 16  # characters: under that a secret is a word somebody guesses
 
 
@@ -14,25 +16,46 @@ def read_config(path: Path | None, balance: BalanceMode | None = None) -> Config
 
 
 def read_api_keys(path: Path | None) -> frozenset[str]:
-    """One key a line; empty lines and lines that start with # say nothing. Without a file there are no keys: all may ask."""
+    """Without a file there are no keys: all may ask."""
     if path is None:
         return frozenset()
-    lines = (line.strip() for line in _read(path, "--api-key-file").splitlines())
-    keys = frozenset(line for line in lines if line and not line.startswith("#"))
+    keys = frozenset(_keys(path))
     if not keys:
         raise UserError(f"{path} holds no key: put one on each line, or leave out --api-key-file to let everybody in")
-    for key in keys:
-        if not key.isascii() or " " in key:
-            raise UserError(f"{path} has a key with a space or a letter beyond ASCII in it, which no HTTP header can carry")
     return keys
+
+
+def read_key(path: Path | None) -> str | None:
+    """The one to ask a service with: the first of the file, or the environment's."""
+    if path is None:
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        return _key(key, KEY_VARIABLE) if key else None
+    keys = _keys(path)
+    if not keys:
+        raise UserError(f"{path} holds no key: put one on a line, or leave out --api-key-file")
+    return keys[0]
+
+
+def _keys(path: Path) -> list[str]:
+    """One a line; empty lines and lines that start with # say nothing."""
+    lines = (line.strip() for line in _read(path, "--api-key-file").splitlines())
+    return [_key(line, path) for line in lines if line and not line.startswith("#")]
+
+
+def _key(text: str, where: object) -> str:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise UserError(
+            f"{where} has a key with a space, a control character or a letter beyond ASCII, which no HTTP header can carry"
+        )
+    return text
 
 
 def read_engine_key(path: Path) -> str:
     """The one key that an engine wants to see."""
     key = _read(path, "engine_api_key_file").strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"{path} must hold one key without spaces or letters beyond ASCII, which no HTTP header can carry")
-    return key
+    if not key:
+        raise UserError(f"{path} holds no key")
+    return _key(key, path)
 
 
 def read_secret(path: Path, option: str) -> str:

@@ -4,13 +4,13 @@ KV to each other would look like one."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from twinpool.config import Attached, Config, Declared, declared_of
 from twinpool.core.model import Role
 from twinpool.deploy.plan import Wanted
 from twinpool.engines.facts import why_not_roles
 from twinpool.errors import UserError
+from twinpool.http1.urls import parse_url
 
 ALL_ROLES = tuple(role.value for role in Role)
 
@@ -126,15 +126,11 @@ def _engines(attached: Iterable[Attached]) -> Iterable[Engine]:
 
 def engine_url(text: str) -> str:
     """The engine's root, from what people paste: ``host:port``, a trailing slash, or the ``/v1`` that clients want."""
-    url = text.strip() if "://" in text else f"http://{text.strip()}"
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise UserError(f"{text!r} is not a URL: write http://host:port") from None
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    name = parts.hostname or ""
-    if parts.scheme not in ("http", "https") or not name or set(name) & set(" \t,") or path or parts.query or parts.username:
+        found = parse_url(text)
+    except ValueError as why:
+        raise UserError(f"{text!r} is not an engine's URL, {why}: write http://host:port") from None
+    if found.path.rstrip("/").removesuffix("/v1"):
         raise UserError(f"{text!r} is not an engine's URL: write http://host:port")
-    host = f"[{name}]" if ":" in name else name
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}"
+    host = f"[{found.host}]" if ":" in found.host else found.host
+    return f"{found.scheme}://{host}{f':{found.port}' if found.port else ''}"

@@ -1,16 +1,19 @@
 """The ``twinpool`` command itself: its help, its version, how its errors look.
 
-A person's mistake is one line on standard error that says what to do, and exit code 2: no traceback, no usage text.
+A person's mistake is one line on standard error that says what to do, and exit code 2: no traceback, no usage text. For the
+other ways to end: `twinpool.cli.ending`.
 """
 
 import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
 import click
 
 from twinpool import __version__
+from twinpool.cli.ending import MISTAKE, no_reader_told_apart, with_codes
 from twinpool.errors import UserError
 
 # Name and help of each command, in the order of `twinpool -h`. Kept here so that help imports none of them.
@@ -46,19 +49,29 @@ class TwinpoolGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Ends the program, unless it is told not to stand alone."""
+        run: Callable[..., Any] = super().main
+        if not kwargs.pop("standalone_mode", True):
+            return run(*args, **kwargs, standalone_mode=False)
+        with with_codes():
+            code = run(*args, **kwargs, standalone_mode=False)
+            sys.stdout.flush()
+        sys.exit(code)
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _mistakes_in_one_line():
+        with no_reader_told_apart(), _mistakes_in_one_line():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _mistakes_in_one_line():
+        with no_reader_told_apart(), _mistakes_in_one_line():
             return super().invoke(ctx)
 
 
 class MistakeError(click.ClickException):
     """How a person's mistake ends the program."""
 
-    exit_code = 2
+    exit_code = MISTAKE
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"twinpool: {' '.join(self.message.split())}", file=file, err=True)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from twinpool.cli.numbers import POSITIVE, Number
+from twinpool.cli.outputs import check_writable, write_file
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,21 +28,21 @@ NOT_FEASIBLE = 1
 @click.option("--workers", type=click.IntRange(min=2, max=512), default=8, show_default=True, help="How many there are.")
 @click.option(
     "--slo-ttft",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=1.3,
     show_default=True,
     help="Objective for the first token, seconds.",
 )
 @click.option(
     "--slo-itl",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=0.05,
     show_default=True,
     help="Objective for every later token, seconds.",
 )
 @click.option(
     "--rate-scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=1.0,
     show_default=True,
     help="Play the trace so many times as fast.",
@@ -48,13 +50,13 @@ NOT_FEASIBLE = 1
 @click.option(
     "--sample",
     "sample_s",
-    type=click.FloatRange(1),
+    type=Number(1),
     metavar="SECONDS",
     help="How much of the trace is played, at the highest rate: 60, but 5,000 requests at most, unless you say more.",
 )
 @click.option(
     "--price",
-    type=click.FloatRange(min=0),
+    type=Number(0),
     metavar="MONEY",
     help="Of one worker and hour: shows what a million tokens of answers cost.",
 )
@@ -102,8 +104,7 @@ def command(
     if profile is None:
         known = ", ".join(names("profiles", ".json"))
         raise UserError(f"say what a worker's steps cost, --profile NAME or FILE: {known}, or what `twinpool profile` wrote")
-    if html is not None and not html.parent.is_dir():
-        raise UserError(f"cannot write {html}: there is no folder {html.parent}")
+    check_writable(html=html)
     objectives = Objectives(slo_ttft_s=slo_ttft, slo_itl_s=slo_itl)
     fleet = Fleet(load_profile(profile), workers, objectives, price)
     requests = scaled(open_trace(trace), rate=rate_scale)
@@ -113,12 +114,9 @@ def command(
         fewest = max(100, round(FEWEST_REQUESTS * sample_s / SAMPLE_S))
         found = plan(requests, fleet, sample_s=sample_s, fewest_requests=fewest, most_requests=sys.maxsize)
     if html is not None:
-        try:
-            html.write_text(page_of(found, trace), encoding="utf-8")
-        except OSError as problem:
-            raise UserError(f"cannot write {html}: {problem.strerror}") from None
+        write_file(html, page_of(found, trace), "--html")
     if as_json:
-        click.echo(json.dumps(found.as_json()))
+        click.echo(json.dumps(found.as_json(), allow_nan=False))
     else:
         _show(found)
     if found.choice == "none":

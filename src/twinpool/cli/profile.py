@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from twinpool.cli.bench import read_key
+from twinpool.cli.files import read_key
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import POSITIVE, Number
+from twinpool.cli.outputs import check_writable, write_file
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ _KINDS = click.Choice(["vllm", "sglang", "trtllm"])
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, min_open=True),
+    type=POSITIVE,
     default=300.0,
     show_default=True,
     cls=Option,
@@ -51,7 +53,7 @@ _KINDS = click.Choice(["vllm", "sglang", "trtllm"])
 @click.option(
     "--gpu-memory-utilization",
     "memory_ratio",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.9,
     show_default=True,
     cls=Option,
@@ -101,6 +103,7 @@ def command(
     """
     if (url is None) == (estimated is None):
         raise UserError("give either the URL of an engine to measure, or --from-aiconfigurator MODEL")
+    check_writable(out=out)
     given = _Given(context, sequences, kv_tokens, kv_bytes_per_token)
     if estimated is not None:
         if decode_url is not None:
@@ -178,6 +181,7 @@ def _measured(
 
         from twinpool.bench.prepare import prepare
         from twinpool.bench.profiling import Bench, engine_says, measure
+        from twinpool.bench.target import find_model
         from twinpool.http1 import Pool
 
         pool = Pool()
@@ -185,7 +189,9 @@ def _measured(
             says = await engine_says(pool, target)
             limits = limits_of(says)
             prepared = await prepare(pool, target, model, timeout_s=timeout_s)
-            partner = None if decode is None else replace(decode, model=prepared.target.model)
+            partner = None
+            if decode is not None:
+                partner = replace(decode, model=await find_model(pool, decode, prepared.target.model))
             bench = Bench(pool, prepared, timeout_s, lambda text: click.echo(text, err=True))
             return await measure(bench, limits, says, name=name, decode=partner)
         finally:
@@ -201,8 +207,5 @@ def _write(profile: "Profile", out: Path, *, as_json: bool) -> None:
 
     text = msgspec.json.format(msgspec.json.encode(profile), indent=1)
     parse_profile(text, str(out))  # what is written can be read
-    try:
-        out.write_bytes(text + b"\n")
-    except OSError as problem:
-        raise UserError(f"cannot write {out}: {problem.strerror}") from None
+    write_file(out, text + b"\n", "--out")
     click.echo(text.decode() if as_json else f"{out} is written: twinpool plan TRACE --profile {out}")

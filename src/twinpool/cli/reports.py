@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,9 +12,7 @@ from rich.table import Table
 
 from twinpool.bench.load import Progress
 from twinpool.bench.words import LATENCY_HEAD, STALL_HEAD, failures_line, latency_rows, rate, seconds, stall_rows
-from twinpool.errors import UserError
-
-STDOUT = "-"
+from twinpool.cli.outputs import STDOUT, write_file
 
 _VERDICTS = {"pass": "green", "fail": "red", "unknown": "yellow"}
 
@@ -34,23 +31,6 @@ def write_json(result: Mapping[str, Any], where: str | None) -> None:
         click.echo(text)
     else:
         write_file(where, text + "\n", "--json")
-
-
-def write_file(where: str, text: str, option: str) -> None:
-    try:
-        Path(where).write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise UserError(f"cannot write {where} ({option}): {(problem.strerror or str(problem)).lower()}") from problem
-
-
-def check_writable(where: str | None, option: str) -> None:
-    """Before an hour of load rather than after it."""
-    if where is None or where == STDOUT:
-        return
-    folder = Path(where).resolve().parent
-    if not folder.is_dir() or Path(where).is_dir():
-        why = "it is a folder" if folder.is_dir() else f"there is no folder {folder}"
-        raise UserError(f"cannot write {where} ({option}): {why}")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import SECONDS, Number
 from twinpool.cli.prepare import Asked, dry_run, prepare
 from twinpool.cli.started import Local, LocalVllm
 
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from twinpool.cli.prepare import Service
 
 PORT = click.IntRange(0, 65535)
-SECONDS = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path)
-FLOOR = click.FloatRange(0)  # 0 is none
+FLOOR = Number(0)  # 0 is none
 ENGINES = ("embedded", "vllm")
 BALANCE = ("auto", "advise", "off")
 BACKENDS = ("auto", "libfabric", "ucx")

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from twinpool.cli.numbers import POSITIVE
+
 if TYPE_CHECKING:
     from twinpool.sim.findings import Findings
     from twinpool.sim.scenario import Scenario
@@ -19,10 +21,10 @@ flips: workers that changed their role
 
 @click.command(short_help="Run a scenario in virtual time")
 @click.argument("scenario", required=False)
-@click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), help="Objective for the first token, seconds.")
-@click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), help="Objective for every later token, seconds.")
+@click.option("--slo-ttft", type=POSITIVE, help="Objective for the first token, seconds.")
+@click.option("--slo-itl", type=POSITIVE, help="Objective for every later token, seconds.")
 @click.option("--seed", type=int, help="Of the traffic; the scenario's own by default.")
-@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Play the traffic so many times as fast.")
+@click.option("--rate-scale", type=POSITIVE, help="Play the traffic so many times as fast.")
 @click.option("--list", "is_list", is_flag=True, help="List the gallery.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
 def command(
@@ -57,7 +59,7 @@ def command(
         found[arm.name] = findings_of(simulate(asked, arm))
     answer = compared(asked, found)
     if as_json:
-        click.echo(json.dumps(answer))
+        click.echo(json.dumps(answer, allow_nan=False))
         return
     _show(asked, found, answer.get("claims", []))
 

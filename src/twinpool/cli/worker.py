@@ -10,6 +10,7 @@ import msgspec
 
 from twinpool.cli.files import read_secret
 from twinpool.cli.help import Option, Sections
+from twinpool.cli.numbers import Number
 from twinpool.errors import UserError
 
 SECRET_VARIABLE = "TWINPOOL_HANDOFF_SECRET"  # noqa: S105  # the name of it; command lines are everybody's to read
@@ -62,7 +63,7 @@ HANDOFF = partial(click.option, cls=Option, section="Handoff")
 @LISTEN("--port", type=click.IntRange(0, 65535), default=8100, metavar="PORT", help="0 takes any free one.  [default: 8100]")
 @LISTEN("--advertise-host", metavar="HOST", help="The name other workers reach it by.  [default: --host]")
 @HANDOFF("--handoff-secret-file", type=FILE, metavar="FILE", help="The same on every worker of a fleet.")
-@HANDOFF("--lease", "lease_s", type=click.FloatRange(1), metavar="S", help="How long KV waits to be read.  [default: 30]")
+@HANDOFF("--lease", "lease_s", type=Number(1), metavar="S", help="How long KV waits to be read.  [default: 30]")
 @HANDOFF("--shared-memory/--no-shared-memory", default=None, help="Through memory on one machine.  [default: yes]")
 @click.option("--exit-with-fd", type=click.IntRange(0), hidden=True)
 def command(model: str | None, model_name: str | None, handoff_secret_file: Path | None, **settings: object) -> None:
