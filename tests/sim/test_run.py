@@ -121,6 +121,14 @@ def test_a_prompt_that_no_worker_can_hold_is_rejected() -> None:
     assert any("rejected" in note for note in findings_of(run).notes)
 
 
+def test_what_a_client_left_while_it_was_on_its_way_is_not_taken_when_it_comes() -> None:
+    for workers in ((group(2, Role.COLOCATED),), scene().workers):
+        scenario = scene(workers=workers, clients=Clients(patience_s=0.2), gateway=Gateway(dispatch_s=0.5), duration_s=10)
+        run = play(scenario)
+        assert set(run.recording.outcomes) == {"left"}
+        assert sum(totals.read_tokens for totals in run.totals.values()) == 0
+
+
 def test_a_client_without_patience_leaves() -> None:
     slow = scene(clients=Clients(patience_s=0.05))
     run = play(slow, requests=iter([Offered(10.0, 1000, 5, False)]))

@@ -140,14 +140,13 @@ class Arm(_Table, frozen=True):
 
 
 class Scenario(_Table, frozen=True):
-    """`warmup_s` at the beginning is simulated and not reported. Where it `knows_costs`, the gateway has the profiles."""
+    """What is counted of its time: `measure.blocks`. Where it `knows_costs`, the gateway has the profiles."""
 
     name: str
     traffic: TrafficSpec
     duration_s: Seconds
     about: str = ""
     seed: int = 1
-    warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
     balance: Balance = Balance(mode=BalanceMode.OFF)
