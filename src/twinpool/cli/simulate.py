@@ -22,7 +22,7 @@ flips: workers that changed their role
 @click.option("--slo-ttft", type=click.FloatRange(min=0, min_open=True), help="Objective for the first token, seconds.")
 @click.option("--slo-itl", type=click.FloatRange(min=0, min_open=True), help="Objective for every later token, seconds.")
 @click.option("--seed", type=int, help="Of the traffic; the scenario's own by default.")
-@click.option("--rate-scale", type=click.FloatRange(min=0, min_open=True), help="Play the traffic so many times as fast.")
+@click.option("--rate-scale", type=click.FloatRange(min=1e-6, max=1e6), help="Play the traffic so many times as fast.")
 @click.option("--list", "is_list", is_flag=True, help="List the gallery.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
 def command(
