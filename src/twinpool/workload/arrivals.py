@@ -13,7 +13,6 @@ import msgspec
 
 from twinpool.errors import UserError
 
-
 _MOST = 1_000_000
 """Requests a second: more than any fleet gets."""
 
