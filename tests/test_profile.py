@@ -3,7 +3,7 @@ import pytest
 from tests.sim.plain import PROFILE
 
 from twinpool.errors import UserError
-from twinpool.profile import Profile, parse_profile
+from twinpool.profile import Profile, parse_profile, rising
 from twinpool.sim.shelf import load_profile, names
 
 
@@ -30,6 +30,35 @@ def test_a_table_with_holes_is_refused_by_its_holes() -> None:
 def test_lengths_rise(points: object) -> None:
     with pytest.raises(UserError, match="prefill_ms"):
         parse_profile(text(prefill_ms=points), "here")
+
+
+@pytest.mark.parametrize(
+    ("table", "points"),
+    [
+        ("prefill_ms", [(100, 10.0), (200, 7.9)]),
+        ("prefill_ms", [(100, 10.0), (200, 9.0), (300, 7.9)]),
+        ("decode_step_ms", [(1, 100, 10.0), (1, 200, 12.0), (8, 100, 7.9), (8, 200, 12.0)]),
+    ],
+)
+def test_more_work_takes_no_less_time_beyond_noise(table: str, points: list[tuple[float, ...]]) -> None:
+    with pytest.raises(UserError, match=rf"{table} falls to 7.9 ms at .*, where less work takes 10 ms"):
+        parse_profile(text(**{table: points}), "here")
+    noisy = [tuple(8.1 if value == 7.9 else value for value in point) for point in points]
+    assert parse_profile(text(**{table: noisy}), "here")
+
+
+@pytest.mark.parametrize("ms", [1e300, 1e-300, 0.0])
+def test_times_that_no_engine_has(ms: float) -> None:
+    with pytest.raises(UserError, match="prefill_ms"):
+        parse_profile(text(prefill_ms=[(100, ms), (200, ms)]), "here")
+    if ms:
+        with pytest.raises(UserError, match="decode_step_ms"):
+            parse_profile(text(decode_step_ms=[(b, c, ms) for b in (1, 8) for c in (100, 200)]), "here")
+
+
+def test_the_running_maximum_goes_over_every_size() -> None:
+    points = {(1, 1): 3.0, (1, 2): 2.0, (2, 1): 1.0, (2, 2): 2.5, (3, 1): 4.0}
+    assert rising(points.items()) == {(1, 1): 3.0, (1, 2): 3.0, (2, 1): 3.0, (2, 2): 3.0, (3, 1): 4.0}
 
 
 def test_a_model_that_does_not_fit() -> None:

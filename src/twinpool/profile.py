@@ -4,14 +4,23 @@ Measured (`twinpool profile`), or taken from somebody's database. A profile belo
 for KV: figures of another one are no estimate but an error, and are refused (`Profile.require`). Tables that have holes are
 refused when they are read; what lies beyond their ends is extrapolated by whoever uses them, and said."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from operator import le
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from twinpool.errors import UserError
 
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
+_StepMs = Annotated[float, msgspec.Meta(ge=1e-3, le=1e7)]  # a microsecond to three hours: no step of any engine is beyond
+_ExtraMs = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
+
+_At = TypeVar("_At", bound=tuple[int, ...])
+
+_NOISE_RATIO = 0.2
+"""More work may come out so much quicker than less by chance; a table that falls further is of no engine."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -26,13 +35,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str
     kv_tokens: int
     kv_bytes_per_token: _Count
-    prefill_ms: tuple[tuple[_Count, _Positive], ...]
-    decode_step_ms: tuple[tuple[_Count, _Count, _Positive], ...]
+    prefill_ms: tuple[tuple[_Count, _StepMs], ...]
+    decode_step_ms: tuple[tuple[_Count, _Count, _StepMs], ...]
     context_tokens: _Count = 131_072
     max_sequences: _Count = 512
-    mixed_step_extra_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    mixed_step_extra_ms: _ExtraMs = 0.0
     handoff_bytes_per_s: _Positive = 100e9
-    handoff_latency_ms: Annotated[float, msgspec.Meta(ge=0)] = 3.0
+    handoff_latency_ms: _ExtraMs = 3.0
     system: str | None = None
     tensor_parallel: _Count = 1
     gpus: _Count | None = None
@@ -91,6 +100,7 @@ def _check(profile: Profile, origin: str) -> None:
     lengths = [tokens for tokens, _ in profile.prefill_ms]
     if len(lengths) < 2 or lengths != sorted(set(lengths)):
         raise UserError(f"{origin}: prefill_ms needs two lengths or more, each once, rising")
+    _check_rising(origin, "prefill_ms", [((tokens,), ms) for tokens, ms in profile.prefill_ms])
     cells = {(batch, context) for batch, context, _ in profile.decode_step_ms}
     if len(cells) != len(profile.decode_step_ms):
         raise UserError(f"{origin}: decode_step_ms has a cell twice")
@@ -99,3 +109,20 @@ def _check(profile: Profile, origin: str) -> None:
         raise UserError(f"{origin}: decode_step_ms has holes at (batch, context) {', '.join(map(str, holes[:4]))}")
     if len(profile.batches) < 2 or len(profile.contexts) < 2:
         raise UserError(f"{origin}: decode_step_ms needs two batches and two contexts or more")
+    _check_rising(origin, "decode_step_ms", [((batch, context), ms) for batch, context, ms in profile.decode_step_ms])
+
+
+def rising(points: Iterable[tuple[_At, float]]) -> dict[_At, float]:
+    """The running maximum: no time is under that of a point which asks for no more in any of its sizes."""
+    known = list(points)
+    return {at: max(value for other, value in known if all(map(le, other, at))) for at, _ in known}
+
+
+def _check_rising(origin: str, table: str, points: list[tuple[_At, float]]) -> None:
+    highest = rising(points)
+    for at, ms in points:
+        if ms < highest[at] * (1 - _NOISE_RATIO):
+            raise UserError(
+                f"{origin}: {table} falls to {ms:g} ms at {', '.join(map(str, at))}, where less work takes {highest[at]:g} ms: "
+                "measure it again on an idle engine"
+            )

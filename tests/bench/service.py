@@ -95,8 +95,10 @@ async def measure(
     on_sample: Callable[[Sample], None] | None = None,
     prepared: Prepared | None = None,
     answers: Callable[[Recorded], Any] | None = None,
+    window: Window | None = None,
 ) -> Measured:
-    """Load on a scripted engine; all of its time is counted. `answers` come into force once the engine was calibrated."""
+    """Load on a scripted engine; all of its time is counted, or the `window`. `answers` come into force once the engine
+    was calibrated."""
     pool = Pool()
     try:
         prepared = prepared or await ready(pool, engine)
@@ -109,7 +111,7 @@ async def measure(
             timeout_s=timeout_s,
             objectives=Objectives(),
             on_sample=on_sample,
-            window=Window(0.0, duration_s),
+            window=window or Window(0.0, duration_s),
         )
     finally:
         await pool.close()

@@ -1,5 +1,6 @@
 """The load client against engines whose doings are known."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -8,9 +9,12 @@ from time import monotonic
 import pytest
 from tests.bench.service import Stamped, end, evenly, event, idle, measure, prompt_of, stream, token, told
 
-from twinpool.bench.answer import Failed
+from twinpool.bench.answer import Failed, StreamedAnswer
 from twinpool.bench.run import Measured, report, warnings_of
+from twinpool.bench.words import failures_line
+from twinpool.cli.bench import as_result
 from twinpool.engines.scripted import End, Recorded, Reply, ScriptedEngine
+from twinpool.measure.blocks import Window
 from twinpool.measure.indicators import Limits
 from twinpool.measure.report import Report
 from twinpool.measure.sample import Sample
@@ -137,7 +141,7 @@ async def test_five_tokens_an_event_are_five_tokens(engine: ScriptedEngine) -> N
     def answers(recorded: Recorded) -> Reply:
         return stream([*((0.2, token("a b c d e ")) for _ in range(4)), *((0.0, one) for one in end(40, 20))])
 
-    tested = await measure(engine, evenly(10, 1.0), duration_s=1.0, answers=answers)
+    tested = await measure(engine, evenly(10, 1.0, output_tokens=20), duration_s=1.0, answers=answers)
     found = reported(tested)
     assert found.itl_s is not None
     assert found.itl_worst_s is not None
@@ -183,6 +187,74 @@ async def test_no_prompt_is_sent_twice_and_two_runs_of_one_seed_share_none(engin
         prompts += [prompt_of(recorded) for recorded in engine.recorded]
     assert len({prompt[:30] for prompt in prompts}) == len(prompts)
     assert len(prompts) >= 60
+
+
+@pytest.mark.parametrize("counted", [0, 4000])
+async def test_a_count_of_tokens_that_cannot_be_is_not_believed(engine: ScriptedEngine, counted: int) -> None:
+    def answers(recorded: Recorded) -> Reply:
+        return Reply.stream(token(), token(), token(), *end(completion_tokens=counted))
+
+    tested = await measure(engine, evenly(20, 0.5), duration_s=0.5, answers=answers)
+    found = reported(tested)
+    assert (found.failed, found.output_tokens_mean) == (0, 3)
+    assert found.throughput_output_tok_s < 100
+    said = warnings_of(found, tested.generator, shares_prefixes=False)
+    assert any(f"of {tested.generator.sent} answers the service counted no token" in warning for warning in said)
+
+
+async def test_usage_below_nothing_is_an_error(engine: ScriptedEngine) -> None:
+    bad = event(choices=[], usage={"prompt_tokens": 10, "completion_tokens": -3})
+    tested = await measure(engine, evenly(20, 0.2), duration_s=0.2, answers=lambda _: Reply.stream(token(), bad, *end()))
+    assert reported(tested).failures == {"error_in_stream": 4}
+    assert "Expected `int` >= 0" in tested.generator.messages["error_in_stream"]
+
+
+async def test_an_event_without_an_end_is_an_error_and_not_read_for_ever(engine: ScriptedEngine) -> None:
+    sent = 0
+
+    def flood() -> Iterator[tuple[float, bytes]]:
+        nonlocal sent
+        for _ in range(2000):
+            sent += 1
+            yield 0.0, b"data: " + b"x" * 65_536
+
+    requests = [Offered(0.0, 40, 4, is_long=False)]
+    tested = await measure(engine, requests, duration_s=0.2, answers=lambda _: stream(flood()))
+    assert reported(tested).failures == {"error_in_stream": 1}
+    assert tested.generator.messages["error_in_stream"] == "an event of more than 1 MiB that has no end"
+    assert sent < 2000
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+async def test_events_are_found_however_they_come_in_pieces(ending: bytes, size: int) -> None:
+    answer = StreamedAnswer(asyncio.get_running_loop().create_future())
+    answer.on_head(200, [])
+    whole = b"".join([token(), token(), token(), *end()]).replace(b"\n", ending)
+    for at in range(0, len(whole), size):
+        answer.on_body(whole[at : at + size])
+    answer.on_end()
+    assert (answer.failure, len(answer.pieces), answer.believed_tokens(3)) == (None, 3, 3)
+
+
+async def test_answers_longer_than_the_counted_time_are_told(engine: ScriptedEngine) -> None:
+    tested = await measure(engine, evenly(20, 0.2), duration_s=0.2, answers=lambda _: told(3, first_s=0.4))
+    found = reported(tested)
+    assert found.throughput_req_s == 0
+    assert found.goodput_req_s > 0
+    said = warnings_of(found, tested.generator, shares_prefixes=False)
+    assert any("longer than the 0.2 s that are counted" in warning for warning in said)
+
+
+async def test_what_failed_outside_the_counted_time_is_said(engine: ScriptedEngine) -> None:
+    window = Window(0.1, 0.4)
+
+    def answers(recorded: Recorded) -> Reply:
+        return Reply.error(500) if len(engine.recorded) == 1 else told(3)
+
+    tested = await measure(engine, evenly(20, 0.4), duration_s=0.4, answers=answers, window=window)
+    result = as_result(reported(tested), tested.generator)
+    assert failures_line(result) == "6 requests counted, 0 failed, and 1 that is not counted"
 
 
 async def test_a_warm_cache_is_told(engine: ScriptedEngine) -> None:

@@ -91,7 +91,11 @@ def test_urls_as_people_paste_them(text: str, shown: str, path: str) -> None:
 
 async def test_a_service_that_refuses_unknown_fields_is_asked_without(engine: ScriptedEngine) -> None:
     def answers(recorded: Recorded) -> Reply:
-        return Reply.error(400, "unknown field ignore_eos") if "ignore_eos" in recorded.body else told(2, prompt_tokens=40)
+        return (
+            Reply.error(400, "unknown field ignore_eos")
+            if "ignore_eos" in recorded.body
+            else told(2, prompt_tokens=len(str(recorded.body).split()))
+        )
 
     engine.script.on_request = answers
     pool = Pool()
@@ -99,6 +103,12 @@ async def test_a_service_that_refuses_unknown_fields_is_asked_without(engine: Sc
     await pool.close()
     assert "ignore_eos" not in found.fields
     assert "does not take ignore_eos" in found.notes[0]
+
+
+async def test_a_service_whose_count_does_not_rise_with_the_prompt(engine: ScriptedEngine) -> None:
+    engine.script.on_request = lambda recorded: told(2, prompt_tokens=40)
+    said = await complaint(engine.url)
+    assert f"{engine.url} counts 40 prompt tokens for 16 words and 40 for 160: its usage is wrong" in said
 
 
 async def test_it_learns_the_template_and_the_rate_and_asks_little(engine: ScriptedEngine) -> None:

@@ -1,14 +1,16 @@
 """What a profile holds and what it refuses; how right its figures are is measured, not tested."""
 
+import msgspec
 import pytest
+from tests.bench.service import told
 
 from twinpool.bench.prepare import prepare
 from twinpool.bench.profiling import Bench, EngineSays, Limits, engine_says, measure
 from twinpool.bench.target import target_of
-from twinpool.engines.scripted import ScriptedEngine
+from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 from twinpool.errors import UserError
 from twinpool.http1 import Pool
-from twinpool.profile import Profile
+from twinpool.profile import Profile, parse_profile
 
 LIMITS = Limits(context_tokens=700, sequences=2, kv_tokens=1400, kv_bytes_per_token=1024)
 
@@ -40,6 +42,21 @@ async def test_a_profile_without_holes_that_says_where_it_comes_from(engine: Scr
     assert lengths[-1] > 400
     assert any("mixed step" in note for note in profile.notes)
     assert any("handoff was not measured" in note for note in profile.notes)
+
+
+async def test_times_do_not_fall_with_more_work_and_what_was_raised_is_noted(engine: ScriptedEngine) -> None:
+    def answers(recorded: Recorded) -> Reply:
+        words = len(str(recorded.body["messages"]).split())
+        first_s = 0.3 if recorded.body["max_tokens"] == 1 and words < 100 else 0.001
+        return told(recorded.body["max_tokens"], first_s=first_s, then_s=0.001, prompt_tokens=words)
+
+    engine.script.on_request = answers
+    profile = await profile_of(engine)
+    (_, shortest), *longer = profile.prefill_ms
+    assert longer
+    assert all(ms == shortest for _, ms in longer)
+    assert any(note.startswith("prefill: 3 of 4 times came out under") for note in profile.notes)
+    assert parse_profile(msgspec.json.encode(profile), "here") == profile
 
 
 async def test_a_second_engine_shows_the_handoff(engine: ScriptedEngine) -> None:

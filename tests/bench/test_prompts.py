@@ -43,4 +43,3 @@ def test_blocks_shrink_with_the_lengths() -> None:
 
 def test_the_line_through_what_was_counted() -> None:
     assert fit([(16, 52), (160, 340)]) == (20, 2)
-    assert fit([(16, 52)]) == (0, 1)  # nothing to fit: a token a word

@@ -46,6 +46,16 @@ def test_a_profile_foretells_the_longest_mixed_steps(name: str, batch: int, budg
     assert kind.step(batch, kv, chunk) == pytest.approx(truth, rel=0.045)
 
 
+@pytest.mark.parametrize("ms", [1e-3, 10.0, 1e7])
+def test_where_length_costs_nothing_a_token_beside_writing_costs_nothing(ms: float) -> None:
+    base = load_profile("llama-3.1-70b-h100-tp8")
+    flat = msgspec.structs.replace(base, prefill_ms=tuple((tokens, ms) for tokens, _ in base.prefill_ms))
+    kind = Costs({"": prior_of(flat, 512)}, 0.05).of("any")
+    assert kind is not None
+    assert kind.read(512, 0) == pytest.approx(ms / 1e3, rel=1e-4)
+    assert kind.step(8, 8000, 400) >= kind.step(8, 8000)
+
+
 def test_the_errors_of_what_was_predicted_are_told_by_kind() -> None:
     learnt = learning()
     assert learnt.errors() == {}

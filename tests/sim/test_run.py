@@ -121,6 +121,32 @@ def test_a_prompt_that_no_worker_can_hold_is_rejected() -> None:
     assert any("rejected" in note for note in findings_of(run).notes)
 
 
+def test_the_bound_is_for_those_that_can_be_served() -> None:
+    def rows(long: int) -> list[Offered]:
+        return [Offered(float(at), long if at % 2 else 100, 5, is_long=False) for at in range(60)]
+
+    found = findings_of(play(scene(), requests=iter(rows(10**9))))
+    served = findings_of(play(scene(), requests=iter(rows(100))))
+    assert found.bound_req_s == pytest.approx(served.bound_req_s)
+    assert found.offered_req_s == served.offered_req_s == 1.0
+    assert any(note.startswith("30 requests are longer than any") for note in found.notes)
+    with pytest.raises(UserError, match="all 3 requests are longer"):
+        findings_of(play(scene(), requests=iter([Offered(float(at), 10**9, 5, True) for at in range(3)])))
+
+
+def test_a_run_whose_requests_all_lie_in_the_warm_up_says_so() -> None:
+    alone = findings_of(play(scene(), requests=iter([Offered(0.0, 100, 5, False)])))
+    assert any("no request comes in the counted part of the time, from 6 s to 57 s" in note for note in alone.notes)
+
+
+def test_what_a_client_left_while_it_was_on_its_way_is_not_taken_when_it_comes() -> None:
+    for workers in ((group(2, Role.COLOCATED),), scene().workers):
+        scenario = scene(workers=workers, clients=Clients(patience_s=0.2), gateway=Gateway(dispatch_s=0.5), duration_s=10)
+        run = play(scenario)
+        assert set(run.recording.outcomes) == {"left"}
+        assert sum(totals.read_tokens for totals in run.totals.values()) == 0
+
+
 def test_a_client_without_patience_leaves() -> None:
     slow = scene(clients=Clients(patience_s=0.05))
     run = play(slow, requests=iter([Offered(10.0, 1000, 5, False)]))

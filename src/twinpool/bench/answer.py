@@ -7,7 +7,7 @@ import asyncio
 from array import array
 from enum import StrEnum
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -44,21 +44,24 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+
+
 class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
 
 
 class Usage(msgspec.Struct, gc=False):
     """As the engine counts."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Tokens = 0
+    completion_tokens: _Tokens = 0
     prompt_tokens_details: _Details | None = None
 
     @property
     def cached_tokens(self) -> int:
         details = self.prompt_tokens_details
-        return (details.cached_tokens or 0) if details is not None else 0
+        return min(details.cached_tokens or 0, self.prompt_tokens) if details is not None else 0
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -81,6 +84,7 @@ _LOST = {
     Loss.CLOSED_BY_US: Failed.TIMED_OUT,
 }
 _KEPT_BYTES = 64 << 10  # of an answer that is no stream
+_LONGEST_EVENT = 1 << 20  # of a stream: a piece has some hundred bytes
 
 
 class StreamedAnswer:
@@ -112,7 +116,7 @@ class StreamedAnswer:
         self.failure: Failed | None = None
         self.message = ""
         self.ended_at = 0.0
-        self._tail = b""
+        self._tail = bytearray()  # of an event whose end is to come
         self._body = b""
         self._finish: str | None = None
         self._is_done = False
@@ -138,13 +142,29 @@ class StreamedAnswer:
             if len(self._body) < _KEPT_BYTES:
                 self._body += data
             return
-        if self._tail:
-            data = self._tail + data
+        if self._is_over:
+            return
+        tail = self._tail
+        if tail.endswith(b"\r"):
+            del tail[-1:]
+            data = b"\r" + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        *events, self._tail = data.split(b"\n\n")
-        for event in events:
-            self._take(event, now)
+        begin, searched = 0, max(0, len(tail) - 1)
+        tail += data
+        while (end := tail.find(b"\n\n", searched)) >= 0:
+            self._take(bytes(tail[begin:end]), now)
+            begin = searched = end + 2
+        del tail[:begin]
+        if len(tail) > _LONGEST_EVENT:
+            tail.clear()
+            self.lose(Failed.ERROR_IN_STREAM, f"an event of more than {_LONGEST_EVENT >> 20} MiB that has no end")
+
+    def believed_tokens(self, most: int) -> int | None:
+        """Of the answer, as the engine counts; None where it does not, or counts none, or more than the `most` it was asked
+        for."""
+        counted = self.usage.completion_tokens if self.usage is not None else 0
+        return counted if 0 < counted <= most else None
 
     def on_end(self) -> None:
         if self.status != 200:
@@ -152,7 +172,7 @@ class StreamedAnswer:
             self.message = f"{self.status} {message_of(self._body)}".strip()
         else:
             if self._tail:
-                self._take(self._tail, monotonic())
+                self._take(bytes(self._tail), monotonic())
             if self.failure is None and not (self._is_done and self._finish):
                 self.failure = Failed.TRUNCATED
                 self.message = "the stream ended without [DONE]" if not self._is_done else "no finish reason in the stream"
@@ -188,6 +208,9 @@ class StreamedAnswer:
             return
         try:
             told = _decode(payload)
+        except msgspec.ValidationError as wrong:
+            self._error(payload, message_of(payload) or f"an event that is not understood: {wrong}")
+            return
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._error(payload)
             return

@@ -47,6 +47,10 @@ class Generator(msgspec.Struct, kw_only=True):
     peak_in_flight: int = 0
     without_usage: int = 0
     """Whole answers whose tokens had to be counted by pieces."""
+    usage_not_believed: int = 0
+    """The same, where the service counted no token, or more than were asked for."""
+    failed: int = 0
+    """Of those sent; also in the time that is not counted."""
     prompt_length_error_ratio: float | None = None
     """Mean distance between the tokens asked for and those that the engine counted."""
     tokens_a_piece: float | None = None
@@ -163,7 +167,7 @@ class Load:
                 meant_at_s=request.at_s,
                 is_long=request.is_long,
                 prompt_tokens=self._count(request, answer),
-                output_tokens=answer.usage.completion_tokens if answer.usage else len(pieces),
+                output_tokens=self._written(request, answer),
                 cached_tokens=answer.usage.cached_tokens if answer.usage else 0,
                 ttft_s=pieces[0] - due,
                 e2e_s=answer.ended_at - due,
@@ -184,15 +188,23 @@ class Load:
         if usage is None:
             self.generator.without_usage += 1
             return request.prompt_tokens
-        self._pieces += len(answer.pieces)
-        self._tokens += usage.completion_tokens
         self._asked_tokens += request.prompt_tokens
         self._length_error += abs(usage.prompt_tokens - request.prompt_tokens)
         return usage.prompt_tokens
 
+    def _written(self, request: Offered, answer: StreamedAnswer) -> int:
+        """The answer's tokens."""
+        believed, pieces = answer.believed_tokens(request.output_tokens), len(answer.pieces)
+        if believed is None:
+            self.generator.usage_not_believed += answer.usage is not None
+            return pieces
+        self._pieces += pieces
+        self._tokens += believed
+        return believed
+
     def _sum_up(self) -> None:
         generator, lags = self.generator, Layers([self._lags])
-        generator.sent = self.progress.sent
+        generator.sent, generator.failed = self.progress.sent, self.progress.failed
         p50, p99 = lags.quantiles([1.0], (0.5, 0.99))
         generator.lag_p50_s, generator.lag_p99_s, generator.lag_max_s = p50 or 0.0, p99 or 0.0, lags.high
         if self._asked_tokens:

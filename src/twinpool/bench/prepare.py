@@ -53,6 +53,12 @@ async def prepare(
         counted = _usage(target, answer, needs_usage=True)
         if counted is not None:
             counts.append((words, counted.prompt_tokens))
+    (few, few_tokens), (many, many_tokens) = counts[0], counts[-1]
+    if many_tokens <= few_tokens:
+        raise UserError(
+            f"{target.url} counts {few_tokens:,} prompt tokens for {few} words and {many_tokens:,} for {many}: "
+            "its usage is wrong, so prompts cannot be made as long as asked. Measure an engine that counts"
+        )
     base_tokens, rate = fit(counts)
     prompts = Prompts(base_tokens=base_tokens, tokens_per_word=rate, length_divisor=length_divisor)
     return Prepared(target, prompts, fields, True, tuple(notes))

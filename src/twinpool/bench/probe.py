@@ -171,7 +171,7 @@ class Probe:
             if not is_long and len(answer.pieces) > 1:
                 probed.streams.append(list(answer.pieces))
         self._learn(answer)
-        probed.samples.append(self._sample(answer, sent, prompt_tokens, is_long=is_long))
+        probed.samples.append(self._sample(answer, sent, prompt_tokens, output_tokens, is_long=is_long))
         return answer
 
     def _learn(self, answer: StreamedAnswer) -> None:
@@ -192,7 +192,7 @@ class Probe:
         self.probed.stopped = self.probed.stopped or why
         self._over.set()
 
-    def _sample(self, answer: StreamedAnswer, sent: float, prompt_tokens: int, *, is_long: bool) -> Sample:
+    def _sample(self, answer: StreamedAnswer, sent: float, prompt_tokens: int, output_tokens: int, *, is_long: bool) -> Sample:
         meant_at_s = sent - self.probed.began
         if answer.failure is not None:
             return Sample(meant_at_s=meant_at_s, is_long=is_long, prompt_tokens=prompt_tokens, failure=answer.failure)
@@ -201,7 +201,7 @@ class Probe:
             meant_at_s=meant_at_s,
             is_long=is_long,
             prompt_tokens=usage.prompt_tokens if usage else prompt_tokens,
-            output_tokens=usage.completion_tokens if usage else len(pieces),
+            output_tokens=answer.believed_tokens(output_tokens) or len(pieces),
             cached_tokens=usage.cached_tokens if usage else 0,
             ttft_s=pieces[0] - sent,
             e2e_s=answer.ended_at - sent,

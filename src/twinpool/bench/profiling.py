@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,7 +25,7 @@ from twinpool.errors import UserError
 from twinpool.handoff.body import take_apart
 from twinpool.handoff.nixl import HandoffMissingError, decode_body, prefill_body, read_prefill_answer
 from twinpool.http1 import Deadlines, Pool
-from twinpool.profile import Profile
+from twinpool.profile import Profile, rising
 from twinpool.workload.offered import Offered
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -37,6 +37,9 @@ _LONGEST_PREFILL_S = 30.0
 
 _FEWEST_GAPS = 8
 """While all streams of a batch run: less says nothing of a median."""
+
+
+_At = TypeVar("_At", bound=tuple[int, ...])
 
 
 class EngineSays(msgspec.Struct):
@@ -93,12 +96,13 @@ async def measure(bench: Bench, limits: Limits, says: EngineSays, *, name: str, 
     """The profile; `UserError` where the engine does not answer, or cannot be measured."""
     if limits.sequences < 2:
         raise UserError("the engine runs one sequence at a time: there is no batch to measure. Start it with more slots")
-    prefill = await _prefills(bench, limits)
-    steps = await _decode_steps(bench, limits)
+    notes = [f"measured with {REPEATS} repeats, medians; the engine's own HTTP and this client are in the times"]
+    by_length = _risen({(tokens,): seconds for tokens, seconds in await _prefills(bench, limits)}, "prefill", notes)
+    prefill = [(tokens, seconds) for (tokens,), seconds in by_length.items()]
+    steps = _risen(await _decode_steps(bench, limits), "decode", notes)
     mixed = await _mixed_steps(bench, limits, prefill)
     extra_ms = _extra_ms(mixed, prefill, steps)
     handoff = None if decode is None else await _handoffs(bench, limits, decode, steps)
-    notes = [f"measured with {REPEATS} repeats, medians; the engine's own HTTP and this client are in the times"]
     if handoff is None:
         notes.append("the handoff was not measured: give the engine that decodes with --decode")
     return Profile(
@@ -118,6 +122,18 @@ async def measure(bench: Bench, limits: Limits, says: EngineSays, *, name: str, 
         handoff_bytes_per_s=handoff[1] if handoff else 100e9,
         notes=(*notes, f"mixed step, measured less expected: {extra_ms:+.2f} ms a step, from {len(mixed)} prompts"),
     )
+
+
+def _risen(times: dict[_At, float], what: str, notes: list[str]) -> dict[_At, float]:
+    """Times that do not fall as the work grows: no engine takes less for more of it, only a measurement does."""
+    risen = rising(times.items())
+    raised = [1 - seconds / risen[at] for at, seconds in times.items() if seconds < risen[at]]
+    if raised:
+        notes.append(
+            f"{what}: {len(raised)} of {len(times)} times came out under that of less work, by up to {max(raised):.0%}, "
+            "and were raised to it"
+        )
+    return risen
 
 
 async def _prefills(bench: Bench, limits: Limits) -> list[tuple[int, float]]:

@@ -133,10 +133,9 @@ class Prompts:
 
 
 def fit(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """(base tokens, tokens a word) from measured (words, tokens): the line through the shortest and the longest."""
+    """(base tokens, tokens a word) from measured (words, tokens): the line through the shortest and the longest,
+    which rises."""
     (few, few_tokens), (many, many_tokens) = min(counts), max(counts)
-    if many == few or many_tokens <= few_tokens:
-        return 0.0, 1.0
     rate = (many_tokens - few_tokens) / (many - few)
     return few_tokens - rate * few, rate
 

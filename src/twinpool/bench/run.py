@@ -166,6 +166,16 @@ def warnings_of(found: Report, generator: Generator, *, shares_prefixes: bool) -
         said.append(f"prompts were {error:.1%} off the lengths asked for; prompt_tokens_mean is what the engine counted")
     if generator.without_usage:
         said.append(f"{generator.without_usage} answers told no usage: their tokens were counted by pieces")
+    if generator.usage_not_believed:
+        said.append(
+            f"of {generator.usage_not_believed} answers the service counted no token, or more than were asked for: "
+            "their tokens were counted by pieces"
+        )
+    if found.e2e_s is not None and found.e2e_s.p50 > found.measured_s:
+        said.append(
+            f"half of the answers took over {found.e2e_s.p50:.1f} s, longer than the {found.measured_s:.1f} s that are "
+            "counted: throughput is of those that ended in them, goodput of all; give a longer --duration"
+        )
     if generator.tokens_a_piece is not None and generator.tokens_a_piece > 1.2:
         said.append(
             f"the service sends {generator.tokens_a_piece:.1f} tokens at a time: itl_s spreads each gap over its tokens, "

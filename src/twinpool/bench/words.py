@@ -65,4 +65,6 @@ STALL_HEAD = ("Worst gap of each stream", "p50", "p90", "p99", "worst", "stood s
 def failures_line(report: dict[str, Any]) -> str:
     """Never left out: what did not come is a result, too."""
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(report["failures"].items()))
-    return f"{report['requests']} requests counted, {report['failed']} failed{f' ({kinds})' if kinds else ''}"
+    beside = report.get("generator", {}).get("failed", 0) - report["failed"]
+    uncounted = f", and {beside} that {'is' if beside == 1 else 'are'} not counted" if beside > 0 else ""
+    return f"{report['requests']} requests counted, {report['failed']} failed{f' ({kinds})' if kinds else ''}{uncounted}"

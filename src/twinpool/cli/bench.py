@@ -47,7 +47,8 @@ OUTPUT = partial(click.option, cls=Option, section="Output")
 @JUDGE("--long-prompt-tokens", type=COUNT, default=1500, metavar="N", help="A longer prompt is long.  [default: 1500]")
 @OUTPUT("--json", "json_to", is_flag=False, flag_value="-", metavar="FILE", help="The figures; - or nothing: standard output.")
 @OUTPUT("--html", "html_to", metavar="FILE", help="A page with charts.")
-def command(**options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:
     """Send requests to the service at URL when they are meant to be sent, whatever becomes of those before; measure what a
     client feels.
 
@@ -55,6 +56,8 @@ def command(**options: Any) -> None:
     MIX is the name of a mix:  mixed-60-40 (the default: 60 % short prompts, 40 % long), mixed-90-10, short, long,
                                decode-heavy, drift, swing
         or a file:             a mix in .json or .toml, an Azure trace (CSV) or a Mooncake trace (JSON lines)
+
+    Exit code 0, and 1 where every counted request failed.
     """
     asked = Asked(**options)
     from twinpool.cli.outputs import write_file
@@ -64,6 +67,9 @@ def command(**options: Any) -> None:
     result, series = _measure(asked, console)
     from twinpool.cli.reports import show_report
 
+    is_lost = 0 < result["requests"] == result["failed"]
+    if is_lost:
+        console.print("EVERY COUNTED REQUEST FAILED: there are no times to be shown", style="bold red")
     show_report(console, result)
     write_json(result, asked.json_to)
     if asked.html_to is not None:
@@ -71,6 +77,8 @@ def command(**options: Any) -> None:
 
         write_file(asked.html_to, bench_page(result, series), "--html")
         console.print(f"Charts: {asked.html_to}", markup=False, soft_wrap=True)
+    if is_lost:
+        context.exit(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from twinpool.cli.numbers import POSITIVE
+from twinpool.cli.numbers import POSITIVE, Number
 
 if TYPE_CHECKING:
     from twinpool.sim.findings import Findings
@@ -24,7 +24,7 @@ flips: workers that changed their role
 @click.option("--slo-ttft", type=POSITIVE, help="Objective for the first token, seconds.")
 @click.option("--slo-itl", type=POSITIVE, help="Objective for every later token, seconds.")
 @click.option("--seed", type=int, help="Of the traffic; the scenario's own by default.")
-@click.option("--rate-scale", type=POSITIVE, help="Play the traffic so many times as fast.")
+@click.option("--rate-scale", type=Number(min=1e-6, max=1e6), help="Play the traffic so many times as fast.")
 @click.option("--list", "is_list", is_flag=True, help="List the gallery.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and nothing else.")
 def command(

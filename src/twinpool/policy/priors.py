@@ -25,10 +25,8 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
     step = Fit(3, prior=rows)
     step_s, sequence_s, kv_token_s = step.coefficients or [0.0, 0.0, 0.0]
     short, long = 256, 1024
-    mixed_token_s = (_added(lengths, 64, long) - _added(lengths, 64, short)) / (long - short)
-    few, many = 16, 192
-    of_few, of_many = (512 - _added(lengths, batch, 512) / mixed_token_s for batch in (few, many))
-    free_sequence_tokens = max(0.0, (of_few - of_many) / (many - few))
+    mixed_token_s = max(0.0, (_added(lengths, 64, long) - _added(lengths, 64, short)) / (long - short))
+    free_tokens, free_sequence_tokens = _free(lengths, mixed_token_s)
     return CostPrior(
         read_s=0.0,
         read_token_s=full_s / chunk,
@@ -38,11 +36,22 @@ def prior_of(profile: Profile, budget_tokens: int | None) -> CostPrior:
         step_kv_token_s=kv_token_s,
         mixed_s=profile.mixed_step_extra_ms / 1e3,
         mixed_token_s=mixed_token_s,
-        free_tokens=of_few + free_sequence_tokens * few,
+        free_tokens=free_tokens,
         free_sequence_tokens=free_sequence_tokens,
         handoff_s=profile.handoff_latency_ms / 1e3,
         handoff_token_s=profile.kv_bytes_per_token / profile.handoff_bytes_per_s,
     )
+
+
+def _free(lengths: Sequence[tuple[int, float]], mixed_token_s: float) -> tuple[float, float]:
+    """Prompt tokens that a step takes along for nothing, and by how many fewer for each sequence it writes for. None, where
+    no token can be told to cost anything: then all of them cost nothing."""
+    if not mixed_token_s:
+        return 0.0, 0.0
+    few, many = 16, 192
+    of_few, of_many = (512 - _added(lengths, batch, 512) / mixed_token_s for batch in (few, many))
+    a_sequence = max(0.0, (of_few - of_many) / (many - few))
+    return of_few + a_sequence * few, a_sequence
 
 
 def _added(lengths: Sequence[tuple[int, float]], batch: int, tokens: int) -> float:

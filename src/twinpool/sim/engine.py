@@ -180,7 +180,8 @@ class Engine:
             self._look_for_room(at)
 
     def cancel(self, at: float, sequence: Sequence) -> None:
-        """Nobody waits for it any more. A step under way is not cut short for it."""
+        """Nobody waits for it any more. A step under way is not cut short for it; one that is still on its way is not taken
+        when it comes (`Place.GONE`)."""
         place = sequence.place
         sequence.place = Place.GONE
         if place is Place.WAITING:

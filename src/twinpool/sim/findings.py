@@ -46,13 +46,15 @@ def findings_of(run: Run, *, limits: Limits | None = None) -> Findings:
     """Raises `UserError` where the run has nothing to tell."""
     recording = run.recording
     if not run.demand.requests:
+        if run.too_long:
+            raise UserError(f"all {run.too_long:,} requests are longer than the workers' context or KV: nothing can be served")
         raise UserError("the scenario ends before its first request")
     demand = run.demand.mean()
     busy_s = fsum(totals.busy_s for totals in run.totals.values())
     decisions = run.decisions
     return Findings(
         report=_report(run, limits or Limits(ttft_long_s=recording.objectives.slo_ttft_s)),
-        offered_req_s=run.demand.requests / run.arrivals_s,
+        offered_req_s=(run.demand.requests + run.too_long) / run.arrivals_s,
         bound_req_s=fleet_bound_req_s(demand, run.kinds, recording.objectives.slo_itl_s),
         attainment_ratio=recording.attainment_ratio,
         outcomes=dict(sorted(recording.outcomes.items())),
@@ -148,8 +150,19 @@ def _notes(run: Run, busy_s: float) -> list[str]:
         )
     if any(kind.group.budget_by_role for kind in run.kinds):
         notes.append("what-if: engines with a token budget for each role; no engine has that")
-    if rejected := run.recording.outcomes.get("rejected"):
-        notes.append(f"{rejected} requests are longer than the workers' context or KV, and were rejected")
+    if run.too_long:
+        notes.append(
+            f"{run.too_long:,} requests are longer than any worker's context or KV, and were rejected: "
+            "the bound is for the others"
+        )
+    if (rejected := run.recording.outcomes.get("rejected", 0) - run.too_long) > 0:
+        notes.append(f"{rejected} requests are longer than their workers' context or KV, and were rejected")
+    if not any(block.requests for block in (*run.recording.short, *run.recording.long)):
+        window = run.recording.window
+        notes.append(
+            f"no request comes in the counted part of the time, from {window.start_s:g} s to {window.end_s:g} s: "
+            "goodput and times are of nothing"
+        )
     if not busy_s:
         notes.append("no engine did anything")
     return notes

@@ -62,6 +62,8 @@ class Run(NamedTuple):
     arrivals_s: float
     lost_leases: int
     demand: DemandSum
+    too_long: int
+    """Requests that no worker could ever hold; they are not in the demand."""
     kinds: list[Kind]
     is_whole: bool
     """False where it was given up because it could not reach the wanted attainment any more."""
@@ -84,6 +86,7 @@ class _Use:
     def __init__(self, loop: Loop, workers: dict[str, SimulatedWorker], costs: UnitCosts, until_s: float) -> None:
         self.windows: list[UseWindow] = []
         self.demand = DemandSum()
+        self.too_long = 0
         self._loop = loop
         self._workers = list(workers.values())
         self._costs = costs
@@ -93,6 +96,10 @@ class _Use:
         loop.call_at(WINDOW_S, Rank.TIMER, self._look)
 
     def offer(self, request: Offered) -> None:
+        tokens = request.prompt_tokens + request.output_tokens
+        if not any(worker.engine.can_ever_hold(tokens) for worker in self._workers):
+            self.too_long += 1
+            return
         self.demand.add(request)
         costs = self._costs
         self._offered_s += costs.prefill_s_per_token * request.prompt_tokens + costs.decode_s_per_token * request.output_tokens
@@ -207,6 +214,7 @@ def simulate(
         scenario.duration_s,
         driver.lost_leases,
         use.demand,
+        use.too_long,
         kinds,
         recording.misses <= misses_allowed,
     )

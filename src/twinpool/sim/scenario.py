@@ -25,7 +25,10 @@ from twinpool.errors import UserError
 from twinpool.sim.engine import Scheduling
 from twinpool.workload.arrivals import Shape
 
-_Ratio = Annotated[float, msgspec.Meta(gt=0)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Ratio = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=10_000_000)]
+_Every = Annotated[float, msgspec.Meta(ge=1e-3, le=10_000_000)]  # seconds; more often, a simulation does nothing else
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,9 +64,9 @@ class WorkerGroup(_Table, frozen=True):
     scheduling: Scheduling = Scheduling.CHUNKED
     caches_prefixes: bool = True
     sequences: Count | None = None
-    handoff_bytes_per_s: _Ratio | None = None
-    handoff_latency_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    mixed_step_extra_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    handoff_bytes_per_s: _Positive | None = None
+    handoff_latency_s: _Moment | None = None
+    mixed_step_extra_ms: Annotated[float, msgspec.Meta(ge=0, le=1e7)] | None = None
     slowness: _Ratio = 1.0
     model: str | None = None
     engine: str | None = None
@@ -89,7 +92,7 @@ class FaultKind(StrEnum):
 class Fault(_Table, frozen=True):
     """What happens to one worker (`w000` on, in the order of the groups) at a moment."""
 
-    at_s: Annotated[float, msgspec.Meta(ge=0)]
+    at_s: _Moment
     worker: str
     kind: FaultKind
     lasts_s: Seconds = 30.0
@@ -114,10 +117,10 @@ class Gateway(_Table, frozen=True):
     `probe_interval_s`. Every `load_reports_s` each engine says how full it is (None: it tells nothing, as the embedded worker),
     and what it says is `load_age_s` old when the gateway has it."""
 
-    dispatch_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    probe_interval_s: Seconds = 1.0
-    load_reports_s: Seconds | None = None
-    load_age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    dispatch_s: _Moment = 0.0
+    probe_interval_s: _Every = 1.0
+    load_reports_s: _Every | None = None
+    load_age_s: _Moment = 0.0
     lease_s: Seconds = 30.0
     continues: bool = True
 
@@ -140,14 +143,13 @@ class Arm(_Table, frozen=True):
 
 
 class Scenario(_Table, frozen=True):
-    """`warmup_s` at the beginning is simulated and not reported. Where it `knows_costs`, the gateway has the profiles."""
+    """What is counted of its time: `measure.blocks`. Where it `knows_costs`, the gateway has the profiles."""
 
     name: str
     traffic: TrafficSpec
     duration_s: Seconds
     about: str = ""
     seed: int = 1
-    warmup_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     objectives: Objectives = Objectives()
     routing: Routing = Routing()
     balance: Balance = Balance(mode=BalanceMode.OFF)

@@ -11,14 +11,15 @@ from twinpool.workload.offered import Offered
 class Place(IntEnum):
     """Where a sequence stands on its engine."""
 
-    WAITING = 0  # for its prompt to be read; holds nothing
-    READING = 1  # holds KV for its prompt
-    ARRIVING = 2  # a handed-over one; waits for room, holds nothing
-    COMING = 3  # its KV is on the way, into room it holds
-    READY = 4  # its KV is there; joins the batch at the next step
-    RUNNING = 5
-    HELD = 6  # read for another engine, which has not fetched it yet
-    GONE = 7
+    SENT = 0  # on its way: the engine does not have it yet
+    WAITING = 1  # for its prompt to be read; holds nothing
+    READING = 2  # holds KV for its prompt
+    ARRIVING = 3  # a handed-over one; waits for room, holds nothing
+    COMING = 4  # its KV is on the way, into room it holds
+    READY = 5  # its KV is there; joins the batch at the next step
+    RUNNING = 6
+    HELD = 7  # read for another engine, which has not fetched it yet
+    GONE = 8
 
 
 class Sequence:
@@ -59,7 +60,7 @@ class Sequence:
         self.read_tokens = 0
         self.cached_tokens = 0
         self.written = 0
-        self.place = Place.WAITING
+        self.place = Place.SENT
         self.joined_step = 0
         self.joined_tokens = 0
         self.ends_at_step = 0

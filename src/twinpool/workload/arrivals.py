@@ -5,12 +5,16 @@ Each shape tells its rate at any moment; `Poisson`, `Burst` and `Ramp` draw from
 """
 
 from collections.abc import Iterator
+from math import inf
 from random import Random
 from typing import Protocol
 
 import msgspec
 
 from twinpool.errors import UserError
+
+_MOST = 1_000_000
+"""Requests a second: more than any fleet gets."""
 
 
 class Arrivals(Protocol):
@@ -64,7 +68,8 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True, tag="burst", tag_field="s
 
     def __post_init__(self) -> None:
         _check_rates(self.rate, self.rate * self.factor)
-        if self.lasts_s <= 0 or self.starts_s < 0 or (self.every_s is not None and self.every_s < self.lasts_s):
+        is_again = self.every_s is None or self.lasts_s <= self.every_s < inf
+        if not (0 < self.lasts_s < inf and 0 <= self.starts_s < inf and is_again):
             raise UserError("a burst has a starts_s from 0 on, lasts_s above 0, and comes again (every_s) after it is over")
 
     def rate_at(self, at_s: float) -> float:
@@ -86,7 +91,7 @@ class Ramp(msgspec.Struct, frozen=True, kw_only=True, tag="ramp", tag_field="sha
 
     def __post_init__(self) -> None:
         _check_rates(self.rate, self.to_rate)
-        if self.over_s <= 0:
+        if not 0 < self.over_s < inf:
             raise UserError("a ramp takes over_s above 0 seconds")
 
     def rate_at(self, at_s: float) -> float:
@@ -110,5 +115,5 @@ def _thinned(arrivals: Arrivals, peak: float, rng: Random) -> Iterator[float]:
 
 
 def _check_rates(*rates: float) -> None:
-    if not all(0 < rate < float("inf") for rate in rates):
-        raise UserError("a rate is a number of requests a second above 0")
+    if not all(0 < rate <= _MOST for rate in rates):
+        raise UserError(f"a rate is a number of requests a second above 0, {_MOST:,} at most")

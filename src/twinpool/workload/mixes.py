@@ -5,6 +5,7 @@ A `Mix` is parts with shares; a `Drift` goes from one mix to another and back al
 """
 
 from collections.abc import Mapping
+from math import inf
 from random import Random
 from typing import Protocol, cast
 
@@ -35,7 +36,7 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, tag="mix", tag_field="kind"
 
     def __post_init__(self) -> None:
         shares = [part.share for part in self.parts]
-        if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if not shares or not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):
             raise UserError("the shares of a mix are from 0 on and add up to 1")
 
     def draw(self, at_s: float, rng: Random) -> tuple[int, int]:
@@ -86,7 +87,7 @@ class Swing(msgspec.Struct, frozen=True, kw_only=True, tag="swing", tag_field="k
     every_s: float
 
     def __post_init__(self) -> None:
-        if self.every_s <= 0:
+        if not 0 < self.every_s < inf:
             raise UserError("a swing has an every_s above 0")
 
     def draw(self, at_s: float, rng: Random) -> tuple[int, int]:
