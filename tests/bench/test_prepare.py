@@ -1,13 +1,15 @@
 """What can be wrong with a service, each in one line that a person understands."""
 
+import socket
+
 import pytest
 from tests.bench.service import event, token, told
 
 from twinpool.bench.prepare import prepare
-from twinpool.bench.target import target_of
+from twinpool.bench.target import message_of, target_of, unreachable
 from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 from twinpool.errors import UserError
-from twinpool.http1 import Pool
+from twinpool.http1 import Loss, Pool, UpstreamLost
 
 
 async def complaint(url: str, model: str | None = None, **options: object) -> str:
@@ -119,3 +121,13 @@ async def test_it_learns_the_template_and_the_rate_and_asks_little(engine: Scrip
     assert (found.prompts.base_tokens, found.prompts.tokens_per_word) == pytest.approx((31, 2))
     assert len(engine.recorded) == 2
     assert found.prompts.fewest_tokens == 33
+
+
+def test_what_a_service_says_does_not_command_the_terminal() -> None:
+    assert message_of(b'{"error": {"message": "\\u001b[2J no\\u0007\\nmore \\u009b1m"}}') == "[2J no more 1m"
+
+
+def test_an_unknown_host_is_told_in_the_resolver_s_words() -> None:
+    lost = UpstreamLost(Loss.CONNECT, "h")
+    lost.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert "(name or service not known)" in str(unreachable(target_of("h"), lost))

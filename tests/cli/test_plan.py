@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from twinpool.cli.group import cli
+from twinpool.sim import shelf
 from twinpool.sim.shelf import load_profile
 
 HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -100,3 +101,16 @@ def test_a_page_that_cannot_be_written_is_said_before_the_work(trace: str, tmp_p
     outcome = run(trace, "--html", str(tmp_path / "nowhere" / "plan.html"))
     assert outcome.exit_code == 2
     assert "no folder" in outcome.stderr
+
+
+def test_a_file_that_is_empty_or_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("")
+    assert "the trace is empty" in run(str(path)).stderr
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shelf, "trace", refuse)
+    outcome = run(str(path))
+    assert (outcome.exit_code, outcome.stderr) == (2, f"twinpool: cannot read {path}: Permission denied\n")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from tests.cli.test_screen import state, worker
 
+from twinpool.cli import state as state_module
 from twinpool.cli.group import cli
 
 Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
@@ -64,7 +65,15 @@ def test_the_token_is_sent(tmp_path: Path) -> None:
     assert (refused.exit_code, refused.stderr) == (2, f"twinpool: http://{url} wants its token: --admin-token-file FILE\n")
 
 
-@pytest.mark.parametrize("answer", [(404, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"object":"list"}')])
+WRONG = [
+    (200, json.dumps(STATE | wrong).encode())
+    for wrong in ({"workers": {}}, {"workers": [{}]}, {"requests": None}, {"workers": [worker("cook-0")]}, {"uptime_s": "x"})
+]
+
+
+@pytest.mark.parametrize(
+    "answer", [(404, b"{}"), (200, b"<html>"), (200, b"[]"), (200, b'{"object":"list"}'), (200, b"[" * 100_000), *WRONG]
+)
 def test_another_service_is_told_apart(answer: tuple[int, bytes]) -> None:
     with admin(lambda request: answer) as url:
         result = CliRunner().invoke(cli, ["status", url])
@@ -78,3 +87,29 @@ def test_nobody_there() -> None:
     result = CliRunner().invoke(cli, ["status", url])
     assert result.exit_code == 2
     assert f"no gateway answers at http://{url} (Connection refused): twinpool serve starts one" in result.stderr
+
+
+def test_an_answer_that_never_ends_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        try:
+            while not left.wait(0.01):
+                request.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        except OSError:
+            left.set()
+            request.close_connection = True
+        return 200, b""
+
+    monkeypatch.setattr(state_module, "WHOLE_ANSWER_S", 0.3)
+    with admin(drip) as url:
+        result = CliRunner().invoke(cli, ["status", url])
+        assert left.wait(10)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_more_than_a_gateway_ever_says_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "MOST_BYTES", 100)
+    with admin(lambda request: (200, json.dumps(STATE).encode())) as url:
+        result = CliRunner().invoke(cli, ["status", url])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

@@ -1,6 +1,7 @@
 """The service under test: where it is, what it serves, how to ask it; in one line what is wrong where it cannot be."""
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +96,11 @@ async def ask(pool: Pool, target: Target, path: str) -> Response:
 
 def unreachable(target: Target, lost: UpstreamLost) -> UserError:
     cause = lost.__cause__
-    number = cause.errno if isinstance(cause, OSError) else None
-    why = os.strerror(number).lower() if number else str(lost).partition(": ")[2]
+    why = str(lost).partition(": ")[2]
+    if isinstance(cause, socket.gaierror):
+        why = str(cause.strerror).lower()  # its numbers are not the system's
+    elif isinstance(cause, OSError) and cause.errno:
+        why = os.strerror(cause.errno).lower()
     if lost.loss in (Loss.CONNECT, Loss.CONNECT_TIMEOUT):
         return UserError(f"nobody answers at {target.url} ({why}): is the service running, and the URL right?")
     return UserError(f"{target.url} was lost while it was asked ({why})")
@@ -123,7 +127,8 @@ def message_of(body: bytes) -> str:
         return ""
     error = value.get("error", value) if isinstance(value, dict) else None
     text = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    return " ".join(str(text).split())[:200] if text else ""
+    line = " ".join(str(text).split()) if text else ""
+    return "".join(filter(str.isprintable, line))[:200]  # a terminal obeys the others
 
 
 def _quoted(said: str) -> str:

@@ -2,14 +2,22 @@
 
 import http.client
 import json
-from contextlib import closing
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
+from twinpool.cli.state_shape import State
 from twinpool.errors import UserError
 
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8001"
 TIMEOUT_S = 5.0
+WHOLE_ANSWER_S = 10.0
+MOST_BYTES = 16_000_000  # of an answer: thousands of workers and their pairs are less
 
 
 def fetch_state(admin_url: str, token: str | None) -> dict[str, Any]:
@@ -19,9 +27,11 @@ def fetch_state(admin_url: str, token: str | None) -> dict[str, Any]:
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     with closing(kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)) as connection:
         try:
-            connection.request("GET", "/admin/state", headers=headers)
-            answer = connection.getresponse()
-            status, body = answer.status, answer.read()
+            connection.connect()
+            with _at_most(WHOLE_ANSWER_S, connection.sock):
+                connection.request("GET", "/admin/state", headers=headers)
+                with connection.getresponse() as answer:
+                    status, body = answer.status, answer.read(MOST_BYTES + 1)
         except http.client.HTTPException:
             raise _not_a_gateway(admin_url) from None
         except OSError as problem:
@@ -30,12 +40,30 @@ def fetch_state(admin_url: str, token: str | None) -> dict[str, Any]:
     if status == 401:
         raise UserError(f"{admin_url} wants its token: --admin-token-file FILE")
     try:
-        state = json.loads(body)
-    except ValueError:
+        state: dict[str, Any] = json.loads(body)
+        msgspec.convert(state, State)
+    except (ValueError, RecursionError):
         raise _not_a_gateway(admin_url) from None
-    if status != 200 or not isinstance(state, dict) or "workers" not in state:
+    if status != 200 or len(body) > MOST_BYTES:
         raise _not_a_gateway(admin_url)
     return state
+
+
+@contextmanager
+def _at_most(seconds: float, connection: socket.socket) -> Iterator[None]:
+    """The time-out of a socket is for each of its reads: one that gives a byte now and then would never end."""
+
+    def end() -> None:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _not_a_gateway(url: str) -> UserError:

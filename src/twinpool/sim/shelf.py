@@ -38,6 +38,8 @@ def open_trace(name: str, *, long_prompt_tokens: int = LONG_PROMPT_TOKENS) -> It
             yield from trace(lines, long_prompt_tokens=long_prompt_tokens)
     except UnicodeDecodeError:
         raise UserError(f"{name} is not a text file: a trace is CSV (Azure) or JSON lines (Mooncake)") from None
+    except OSError as problem:
+        raise UserError(f"cannot read {name}: {problem.strerror}") from None
 
 
 def _find(kind: str, name: str, suffixes: tuple[str, ...], *, what: str) -> Traversable:

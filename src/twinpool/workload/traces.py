@@ -22,13 +22,15 @@ _AZURE_HEAD = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def trace(lines: Iterable[str], *, long_prompt_tokens: int = LONG_PROMPT_TOKENS) -> Iterator[Offered]:
     """Of whichever kind the first line shows. Requests with an empty prompt or answer are asked for one token."""
     lines = iter(lines)
-    first = next(lines, "").strip().removeprefix("\ufeff")
+    if (head := next(lines, None)) is None:
+        raise UserError("the trace is empty")
+    first = head.strip().removeprefix("\ufeff")
     if first.startswith("{"):
         rows = _parsed(chain([first], lines), _mooncake, first_number=1)
     elif tuple(first.split(",")[:3]) == _AZURE_HEAD:
         rows = _parsed(lines, _azure, first_number=2)
     elif not first:
-        raise UserError("the trace is empty, or its first line is")
+        raise UserError("the first line of the trace is empty")
     else:
         raise UserError(f"not a trace: its first line is neither {','.join(_AZURE_HEAD)} (Azure) nor a JSON object (Mooncake)")
     began_s, last_s = None, 0.0
