@@ -47,15 +47,15 @@ class Engine:
             self._reading_until = monotonic() + self._read_s
             chunks: Any = [(self._read_s, token()), *((GAP_S, token()) for _ in range(count - 1))]
         else:
-            chunks = self._written(count)
+            chunks = self._written(count, tokens)
         reply = stream((*chunks, *((0.0, one) for one in end(tokens, count))) if isinstance(chunks, list) else chunks)
         return replace(reply, headers=reply.headers + self._headers)
 
-    def _written(self, count: int) -> Iterator[tuple[float, bytes]]:
+    def _written(self, count: int, prompt_tokens: int) -> Iterator[tuple[float, bytes]]:
         for _ in range(count):
             wait_s = max(0.0, self._reading_until - monotonic()) if self._is_colocated else 0.0
             yield wait_s + GAP_S, token()
-        for one in end(10, count):
+        for one in end(prompt_tokens, count):
             yield 0.0, one
 
 
