@@ -12,12 +12,12 @@ from twinpool.workload.mixes import short_and_long
 _LAW = Routing(policy=RoutingPolicy.LEAST_COST)
 
 
-def _group(count: int, role: Role, budget_tokens: int = 2048) -> WorkerGroup:
-    return WorkerGroup(count=count, role=role, profile="llama-3.1-70b-h100-tp8", budget_tokens=budget_tokens)
+def _group(count: int, role: Role) -> WorkerGroup:
+    return WorkerGroup(count=count, role=role, profile="llama-3.1-70b-h100-tp8", budget_tokens=2048)
 
 
 _POOLS = (_group(2, Role.PREFILL), _group(1, Role.DECODE))
-_WRONG_SPLIT = (_group(1, Role.PREFILL, 1024), _group(3, Role.DECODE, 1024))
+_WRONG_SPLIT = (_group(1, Role.PREFILL), _group(3, Role.DECODE))
 
 
 def _scene(name: str, workers: tuple[WorkerGroup, ...], rate: float, routing: Routing, balance: BalanceMode) -> Scenario:
@@ -42,7 +42,7 @@ SCENES = {
         _scene("colocated", (_group(2, Role.COLOCATED),), 20.0, Routing(), BalanceMode.OFF),
         _scene("two pools", _POOLS, 20.0, Routing(), BalanceMode.OFF),
         _scene("the law", _POOLS, 20.0, _LAW, BalanceMode.OFF),
-        _scene("balance", _WRONG_SPLIT, 40.0, _LAW, BalanceMode.AUTO),
+        _scene("balance", _WRONG_SPLIT, 50.0, _LAW, BalanceMode.AUTO),
     )
 }
 

@@ -128,5 +128,5 @@ def test_engines_have_a_key_each_or_one_for_all(tmp_path: Path) -> None:
 
 def test_a_key_that_no_header_can_carry_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("two words")
-    with pytest.raises(UserError, match="one key without spaces"):
+    with pytest.raises(UserError, match="no HTTP header can carry"):
         prepare(Asked(**FREE, colocated=("a:1",), engine_api_key_file=tmp_path / "key"))
