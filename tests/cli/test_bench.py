@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 from tests.bench.service import told
 
-from twinpool.cli.bench import command
+from twinpool.cli.group import cli
 from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 
 
@@ -18,6 +18,6 @@ async def test_a_load_of_which_nothing_came_back_ends_loudly(is_broken: bool) ->
     async with ScriptedEngine() as engine:
         engine.script.on_request = answers
         options = ["--rate", "40", "--duration", "0.5", "--scale-lengths", "20", "--arrivals", "constant"]
-        found = await asyncio.to_thread(CliRunner().invoke, command, [engine.url, *options])
+        found = await asyncio.to_thread(CliRunner().invoke, cli, ["bench", engine.url, *options])
     assert found.exit_code == int(is_broken), found.output
     assert ("EVERY COUNTED REQUEST FAILED" in found.output) is is_broken

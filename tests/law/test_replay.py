@@ -15,12 +15,12 @@ from twinpool.sim.scenario import Arm, Fault, FaultKind, Scenario, TrafficSpec, 
 from twinpool.workload.arrivals import Poisson
 
 GROUPS = (
-    WorkerGroup(count=1, role=Role.PREFILL, profile=PROFILE, budget_tokens=1024),
-    WorkerGroup(count=3, role=Role.DECODE, profile=PROFILE, budget_tokens=1024),
+    WorkerGroup(count=1, role=Role.PREFILL, profile=PROFILE, budget_tokens=2048),
+    WorkerGroup(count=3, role=Role.DECODE, profile=PROFILE, budget_tokens=2048),
 )
 SCENARIO = Scenario(
     name="replay",
-    traffic=TrafficSpec(mix="mixed-60-40", arrivals=Poisson(rate=40.0)),
+    traffic=TrafficSpec(mix="mixed-60-40", arrivals=Poisson(rate=50.0)),
     duration_s=20.0,
     objectives=Objectives(),
     routing=Routing(policy=RoutingPolicy.LEAST_COST, max_waiting=1000),
