@@ -104,10 +104,13 @@ def put_to_the_test(router: str, url: str, network: Relay, prefill: Engine) -> A
         arm.decode_leg_late_by_s = round(time.monotonic() - began, 1)
         arm.status, answer = asking.result()
         arm.took_s = round(time.monotonic() - began, 1)
-    arm.answer = text_of(answer) if arm.status == 200 else json.dumps(answer)
+    arm.answer = text_of(answer) if arm.status == 200 else str(answer)
     # An engine that holds nothing sleeps, and looks at what its readers told it when the next prompt comes.
-    chat(prefill.url, warm)
-    until(lambda: counted(prefill)[1] > late, within_s=20, story=lambda: counted(prefill))
+    until(
+        lambda: chat(prefill.url, warm)[0] == 200 and counted(prefill)[1] > late,
+        within_s=20,
+        story=lambda: (counted(prefill), arm),
+    )
     rose = [int(now - before) for now, before in zip(counted(prefill), (ended, late), strict=True)]
     arm.leases_ended, arm.read_after_the_end = rose
     return arm
