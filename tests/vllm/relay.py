@@ -65,8 +65,12 @@ class Relay:
                 if is_request:
                     seen = (before + data).replace(b" ", b"")
                     before = seen[-len(HANDLE) + 1 :]
-                    if HANDLE in seen and not self._wait(source):
-                        break
+                    if HANDLE in seen:
+                        # All but a byte: an engine closes a connection on which nothing has begun for some seconds.
+                        sink.sendall(data[:-1])
+                        data = data[-1:]
+                        if not self._wait(source):
+                            break
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):
