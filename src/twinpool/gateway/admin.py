@@ -26,9 +26,10 @@ from twinpool.errors import (
     UnauthorizedError,
     UserError,
 )
-from twinpool.gateway.driver import DECISIONS_KEPT, Driver
+from twinpool.gateway.decision_log import KEPT
+from twinpool.gateway.driver import Driver
 from twinpool.gateway.membership import Member, Membership
-from twinpool.gateway.state import describe, describe_decision, describe_worker
+from twinpool.gateway.state import describe, describe_worker
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,6 +81,7 @@ class Admin:
                 web.post("/admin/workers", self._add_worker),
                 web.delete("/admin/workers/{id}", self._remove_worker),
                 web.post("/admin/workers/{id}/role", self._set_role),
+                web.delete("/admin/workers/{id}/role", self._release_role),
                 web.post("/admin/workers/{id}/drain", self._drain),
             ]
         )
@@ -108,11 +110,12 @@ class Admin:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         given = request.query.get("limit", "100")
-        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= DECISIONS_KEPT:
-            raise BadRequestError(f"limit is a number from 1 to {DECISIONS_KEPT}", Reason.INVALID_VALUE, param="limit")
-        recent = list(self._driver.decisions)[-int(given) :]
-        decisions = [describe_decision(recorded) for recorded in recent]
-        return _json({"decisions": decisions, "balance": self._driver.balances.recent(int(given))})
+        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= KEPT:
+            raise BadRequestError(f"limit is a number from 1 to {KEPT}", Reason.INVALID_VALUE, param="limit")
+        log = self._driver.decisions
+        regret_s = round(log.regret_s, 3)
+        balance = self._driver.balances.recent(int(given))
+        return _json({"decisions": log.recent(int(given)), "regret_s": regret_s, "balance": balance})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
         new = _read(await request.read(), _NewWorker)
@@ -144,6 +147,12 @@ class Admin:
         if self._driver.controller.cluster.get(member.worker) is None:
             raise ConflictError(f"worker {member.worker!r} has not joined yet: {member.trouble}")
         self._driver.feed(on.RoleAsked(at=monotonic(), worker=member.worker, role=role))
+        return self._described(member)
+
+    async def _release_role(self, request: web.Request) -> web.Response:
+        """It stays as it is, and balance may change it again."""
+        member = self._member(request)
+        self._driver.feed(on.RoleReleased(at=monotonic(), worker=member.worker))
         return self._described(member)
 
     async def _drain(self, request: web.Request) -> web.Response:

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from twinpool.config import Objectives
 from twinpool.core.controller import Controller
-from twinpool.core.decisions import Decision
+from twinpool.core.decisions import Choice, Decision
 from twinpool.core.events import HandoffNotProved, HandoffProved
 from twinpool.core.lifecycle import HandleState, PairState, WorkerState
 from twinpool.core.model import Failure, Leg, Role, Usage
@@ -20,6 +20,7 @@ from twinpool.measure.timeline import Timeline
 _TTFT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.3, 1.8, 2.5, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0)
 _E2E_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ERROR_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 
 class Metrics:
@@ -70,6 +71,19 @@ class Metrics:
         self._decisions = Counter(
             "twinpool_decisions", "Decisions, by choice and reason.", ["choice", "reason"], registry=registry
         )
+        self._prediction_errors = Histogram(
+            "twinpool_ttft_prediction_error_ratio",
+            "How far the TTFT that was predicted for the chosen way lies from the real one, over the real one.",
+            ["choice"],
+            buckets=_ERROR_BOUNDS,
+            registry=registry,
+        )
+        self._regret = Counter(
+            "twinpool_regret_seconds",
+            "What chosen ways were predicted to take longer to the first token than the least of all ways.",
+            ["choice"],
+            registry=registry,
+        )
         self._leg_failures = Counter(
             "twinpool_leg_failures",
             "Legs that failed, those that were tried again included.",
@@ -95,6 +109,12 @@ class Metrics:
 
     def decided(self, decision: Decision) -> None:
         self._decisions.labels(decision.choice, decision.why).inc()
+
+    def predicted(self, choice: Choice, error_ratio: float) -> None:
+        self._prediction_errors.labels(choice).observe(error_ratio)
+
+    def regretted(self, choice: Choice, seconds: float) -> None:
+        self._regret.labels(choice).inc(max(0.0, seconds))
 
     def leg_failed(self, leg: Leg, failure: Failure) -> None:
         self._leg_failures.labels(leg, failure).inc()
