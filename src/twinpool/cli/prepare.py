@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ class Asked(Given):
     slo_itl_s: float | None = None
     balance: str | None = None
     refuse_late: bool | None = None
+    learnt: str | None = None
     handoff_floor_gb_s: float | None = None
     expose_route: bool | None = None
     journal: Path | None = None
@@ -59,6 +61,7 @@ class Service:
     journal: Path | None
     access_log: Path | None
     fleet: tuple[Engine, ...] | Local | LocalVllm
+    learnt: Path | None = None
     engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     engine_key: str | None = field(default=None, repr=False)
 
@@ -98,7 +101,8 @@ def prepare(asked: Asked) -> Service:
         config, engine_keys = with_floor(config, engines.plan.fabric), dict.fromkeys(engines.ids, engines.api_key)
     else:
         engines, engine_keys = _local(asked, config, fleet), {}
-    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys, engine_key)
+    learnt = _learnt_file(asked.learnt, config)
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, learnt, engine_keys, engine_key)
 
 
 def _engine_keys(engines: Iterable[Engine], common: str | None) -> dict[str, str]:
@@ -194,6 +198,20 @@ def _peek(spec: str | None) -> tuple[str, Footprint]:
         return DEFAULT_MODEL.name, _footprint(path) if path.exists() else Footprint(DEFAULT_MODEL.result.size_bytes)
     path = Path(spec).expanduser()
     return spec, _footprint(path) if path.exists() or path.suffix == ".gguf" else Footprint(0)
+
+
+def _learnt_file(where: str | None, config: Config) -> Path | None:
+    """None where nothing is learnt or kept. A service on any free port is not told from others: its file would be theirs."""
+    learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
+    if where == "-" or not learns:
+        return None
+    if where:
+        return Path(where)
+    from twinpool.worker.models.catalogue import models_folder
+
+    with suppress(UserError):  # no home: nothing is kept
+        return models_folder().parent / "learnt" / f"serve-{config.server.port}.json" if config.server.port else None
+    return None
 
 
 def _open_log(where: str | None, port: int) -> WorkerLog | Terminal:

@@ -66,6 +66,7 @@ class Running:
             engine_key=service.engine_key,
             journal=service.journal,
             access_log=service.access_log,
+            learnt=service.learnt,
             say=self.say,
         )
 

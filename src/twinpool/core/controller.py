@@ -21,7 +21,7 @@ from twinpool.core.cluster import Cluster
 from twinpool.core.decisions import Balanced, Why
 from twinpool.core.dispatching import dispatch, send_canaries
 from twinpool.core.endings import cancel_legs, fail, refuse, release
-from twinpool.core.law import Law
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.lifecycle import HandleState, RequestState
 from twinpool.core.model import RequestFacts
 from twinpool.core.pairs import Pair
@@ -100,6 +100,10 @@ class Controller:
     def prompt_length_error(self) -> float:
         """The mean relative error of recent guesses of a prompt's tokens."""
         return self._books.policies.prompt_lengths.error_ratio
+
+    def learnt(self) -> tuple[dict[str, CostPrior], dict[str, float]]:
+        """Costs by kind of worker, and prompts' lengths, as a `Law` takes them."""
+        return self._books.policies.learner.priors(), self._books.policies.prompt_lengths.remember()
 
     def cost_errors(self) -> dict[str, dict[str, float]]:
         """The mean relative error of recent predictions of costs, by kind of worker and by what was predicted."""

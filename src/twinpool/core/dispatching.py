@@ -76,6 +76,8 @@ def _start(books: Books, request: Request, decision: Decision, at: float, out: l
     request.sent_at = at
     request.shown_waiting = False
     request.counted_tokens = None
+    request.mark = None
+    request.held_tokens = 0
     tokens, sequences = request.prompt_tokens, request.facts.sequences
     request.cached_tokens = min(decision.cached_tokens, tokens - 1)
     unread = tokens - request.cached_tokens
@@ -95,6 +97,7 @@ def _start(books: Books, request: Request, decision: Decision, at: float, out: l
             sequences=sequences,
             work_s=decision.read_s,
         )
+        _begin_unseen(books, request, Leg.WHOLE)
         _send(books, request, Leg.WHOLE, out)
         return
     prefill = books.cluster[decision.prefill]
@@ -140,7 +143,15 @@ def hand_off(books: Books, request: Request, event: on.PrefillFinished, out: lis
     # when within this attempt the lease began nobody tells: P's answer may have been long on its way
     began_at = request.sent_at if request.sent_at is not None else event.at - lease_s
     trusted_until = None if is_vouched else began_at + lease_s - books.rules.lease_margin_s
+    _begin_unseen(books, request, Leg.DECODE)
     _send(books, request, Leg.DECODE, out, trusted_until)
+
+
+def _begin_unseen(books: Books, request: Request, leg: Leg) -> None:
+    """Nobody tells of the first token of an answer that is not streamed: it is taken to be written from now on, and what its
+    worker reads until then to be read beside."""
+    if not request.facts.stream and request.facts.obstacle is not Why.OTHER_ROUTE:
+        request.mark = books.cluster.begun(request.key(leg))
 
 
 def _other_decode(books: Books, request: Request, prefill: str, at: float) -> Worker | None:

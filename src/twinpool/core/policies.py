@@ -10,6 +10,7 @@ import msgspec
 
 from twinpool.core.cluster import WorkerView
 from twinpool.core.decisions import Balanced, Decision, Why
+from twinpool.core.law import CostPrior
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import RequestFacts, Usage
 
@@ -93,9 +94,17 @@ class Learner(Protocol):
     def read(self, kind: str, seen: ReadingSeen) -> None: ...
     def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None: ...
     def handed_over(self, kind: str, tokens: int, seconds: float) -> None: ...
-    def holds(self, worker: str, prefix: tuple[int, ...]) -> None: ...
+    def holds(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+        """It has read this beginning; how many tokens of the prompt it was thought to hold before."""
+
+    def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
+        """Of a prompt of which it was thought to hold so many tokens, its engine had so many in its cache."""
+
     def forget(self, worker: str) -> None:
         """Its engine is gone, and what it held."""
+
+    def priors(self) -> dict[str, CostPrior]:
+        """What it has learnt of costs by kind of worker, for another one to start from."""
 
     def remember(self) -> msgspec.Raw:
         """All of it, for a snapshot."""

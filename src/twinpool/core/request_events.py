@@ -22,6 +22,9 @@ the pair."""
 
 _FAILED_HANDOFFS = frozenset({Failure.NO_HANDLE, Failure.HANDLE_REFUSED, Failure.SUSPECT, Failure.MISCOUNTED})
 
+_FEWEST_STEPS = 8
+"""Of an answer that is not streamed, to learn from: in a shorter one it is mostly the way there that takes time."""
+
 _CONNECTION_LOST = frozenset({Failure.UNREACHABLE, Failure.BROKEN})
 
 
@@ -69,7 +72,12 @@ def prefill_finished(books: Books, event: on.PrefillFinished, out: list[do.Comma
     if request is None or Leg.PREFILL not in request.out:
         return
     request.out.remove(Leg.PREFILL)
-    _prompt_read(books, request, Leg.PREFILL, max(0, event.prompt_tokens - event.cached_tokens), event.cached_tokens)
+    cached = event.cached_tokens
+    if cached is None:
+        cached = min(request.cached_tokens, max(0, event.prompt_tokens - 1))
+    _prompt_read(books, request, Leg.PREFILL, max(0, event.prompt_tokens - cached), cached)
+    if event.cached_tokens is not None and request.prefill is not None:
+        books.policies.learner.told(request.prefill.worker, request.held_tokens, event.cached_tokens)
     books.cluster.give_back(request.key(Leg.PREFILL))
     _learn_length(books, request, event.prompt_tokens)
     if request.story.state is RequestState.PREFILLING:
@@ -97,8 +105,11 @@ def request_finished(books: Books, event: on.RequestFinished, out: list[do.Comma
     if request is None or not request.story.can(RequestMove.FINISH):
         return
     _handoff_arrived(books, request)
-    if event.usage is not None:
-        _learn_speed(books, request, event, event.usage)
+    if not request.facts.stream and Leg.WHOLE in request.out and request.mark is not None:  # only now does anybody know
+        _prompt_read(books, request, Leg.WHOLE, request.prompt_tokens - request.cached_tokens, request.cached_tokens)
+    if event.usage is not None and event.usage.cached_tokens is not None and Leg.WHOLE in request.out:
+        _told_cached(books, request, event.usage.cached_tokens)
+    _learn_speed(books, request, event)
     for leg in (Leg.DECODE, Leg.WHOLE):
         if leg in request.out:
             request.out.remove(leg)
@@ -237,21 +248,39 @@ def _prompt_read(books: Books, request: Request, leg: Leg, tokens: int, cached: 
     if worker is None:
         return
     if request.facts.prefix:
-        books.policies.learner.holds(worker.facts.worker, request.facts.prefix)
+        learner, name = books.policies.learner, worker.facts.worker
+        request.held_tokens = learner.holds(name, request.facts.prefix, request.prompt_tokens)
     if seen is not None:
         books.policies.learner.read(worker.kind, seen)
 
 
-def _learn_speed(books: Books, request: Request, event: on.RequestFinished, usage: Usage) -> None:
+def _told_cached(books: Books, request: Request, cached_tokens: int) -> None:
+    if request.decode is not None:
+        books.policies.learner.told(request.decode.worker, request.held_tokens, cached_tokens)
+
+
+def _learn_speed(books: Books, request: Request, event: on.RequestFinished) -> None:
+    """Of an answer that is not streamed, its first token was written in the time that is looked at; of a stream it was not."""
     learner = books.policies.learner
+    usage = event.usage or _estimated(request, event)
+    if usage is None:
+        return
     learner.finished(request.facts, usage)
     worker = books.cluster.get(request.decode.worker) if request.decode is not None else None
     if worker is None or request.mark is None or not request.out:
         return
     leg = request.out[-1]
     seen = books.cluster.written(request.key(leg), request.mark)
-    if seen is not None and usage.completion_tokens > 1 and not request.is_begun:
-        learner.wrote(worker.kind, seen, usage.completion_tokens - 1)
-    timeline = event.timeline
-    if leg is Leg.DECODE and timeline.handoff_s is not None:
-        learner.handed_over(worker.kind, usage.prompt_tokens, timeline.handoff_s)
+    handoff_s = event.timeline.handoff_s if leg is Leg.DECODE else None
+    steps = usage.completion_tokens // request.facts.sequences - request.facts.stream
+    if seen is not None and not request.facts.stream:
+        seen = seen._replace(seconds=seen.seconds - (handoff_s or 0.0)) if steps >= _FEWEST_STEPS else None
+    if seen is not None and steps > 0 and not request.is_begun:
+        learner.wrote(worker.kind, seen, steps)
+    if handoff_s is not None:
+        learner.handed_over(worker.kind, usage.prompt_tokens, handoff_s)
+
+
+def _estimated(request: Request, event: on.RequestFinished) -> Usage | None:
+    """Where the engine has counted nothing, or only the prompt."""
+    return None if event.written is None else Usage(request.counted_tokens or request.prompt_tokens, event.written)

@@ -2,13 +2,13 @@
 
 import msgspec
 
-from twinpool.core.law import Law
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import RequestFacts, Usage
 from twinpool.core.policies import Learner
 from twinpool.policy.costs import Costs, KindRecord
 from twinpool.policy.demand import Demand, DemandRecord
-from twinpool.policy.prefix import Prefixes
+from twinpool.policy.prefix import Prefixes, PrefixesRecord
 
 
 class Reading(msgspec.Struct):
@@ -22,7 +22,7 @@ class Reading(msgspec.Struct):
 class _Record(msgspec.Struct):
     costs: dict[str, KindRecord]
     demand: DemandRecord
-    prefixes: dict[str, list[int]]
+    prefixes: PrefixesRecord
     is_one_pool: bool
     looks: int
     reading: dict[str, Reading]
@@ -68,8 +68,11 @@ class Learning:
         if self._learns:
             self.costs.handed_over(kind, tokens, seconds)
 
-    def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
-        self.prefixes.holds(worker, prefix)
+    def holds(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+        return self.prefixes.holds(worker, prefix, prompt_tokens)
+
+    def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
+        self.prefixes.told(worker, held_tokens, cached_tokens)
 
     def forget(self, worker: str) -> None:
         self.prefixes.forget(worker)
@@ -85,6 +88,9 @@ class Learning:
             before.tokens_s += 0.3 * (now - before.tokens_s)
             before.at, before.read_tokens = at, read_tokens
         return before.tokens_s
+
+    def priors(self) -> dict[str, CostPrior]:
+        return self.costs.learnt()
 
     def remember(self) -> msgspec.Raw:
         record = _Record(

@@ -31,12 +31,13 @@ _BUDGET = 2048  # tokens a step, where it does not tell: vLLM's old default, and
 class Whole:
     """One worker that could do all of it."""
 
-    __slots__ = ("keeps_itl", "read_s", "ttft_s", "worker")
+    __slots__ = ("cached_tokens", "keeps_itl", "read_s", "ttft_s", "worker")
 
-    def __init__(self, worker: WorkerView, ttft_s: float, read_s: float, *, keeps_itl: bool) -> None:
+    def __init__(self, worker: WorkerView, ttft_s: float, read_s: float, cached_tokens: int, *, keeps_itl: bool) -> None:
         self.worker = worker
         self.ttft_s = ttft_s
         self.read_s = read_s
+        self.cached_tokens = cached_tokens
         self.keeps_itl = keeps_itl
 
 
@@ -179,7 +180,7 @@ def _whole(
     if not batch:
         queued_s = worker.read_until - at if waiting and worker.read_until > at else 0.0
         read_s = kind.read_s + kind.read(unread, cached)
-        return Whole(worker, queued_s + read_s, read_s, keeps_itl=True)
+        return Whole(worker, queued_s + read_s, read_s, cached, keeps_itl=True)
     total = waiting + unread
     step_s = kind.step_s + kind.step_sequence_s * batch + kind.step_kv_token_s * kv
     chunk = min(free, total)
@@ -188,7 +189,7 @@ def _whole(
     pairs_s = kind.read_pair_s * unread * (unread + 2.0 * cached)
     ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s
     read_s = unread / chunk * mixed_s + pairs_s
-    return Whole(worker, ttft_s, read_s, keeps_itl=mixed_s + pairs_s / steps <= kind.limit_s)
+    return Whole(worker, ttft_s, read_s, cached, keeps_itl=mixed_s + pairs_s / steps <= kind.limit_s)
 
 
 def _reads_on(worker: WorkerView, kind: KindCosts) -> bool:
@@ -208,6 +209,7 @@ def _on(whole: Whole, why: Why, tokens: int, forecast: Forecast | None = None) -
         Choice.COLOCATED,
         why,
         decode=whole.worker.facts.worker,
+        cached_tokens=whole.cached_tokens,
         read_s=whole.read_s,
         forecast=forecast or Forecast(decode_s=_rounded(whole.ttft_s)),
     )
