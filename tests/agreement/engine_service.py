@@ -26,6 +26,11 @@ def prompt_of(number: int, prompt_tokens: int, output_tokens: int) -> str:
     return f"{output_tokens} tokens for {number}: ".ljust(prompt_tokens * _CHARS_PER_TOKEN, "x")
 
 
+def word_of(prompt: str, number: int) -> str:
+    """The token with that number, from 1, of the answer to such a prompt: nobody else's."""
+    return f"{prompt.partition(':')[0].split()[-1]}.{number} "
+
+
 class _Message(msgspec.Struct):
     content: str
 
@@ -78,7 +83,7 @@ class EngineService:
         if kv.get("do_remote_decode"):
             await self._read(request, responder, prompt_tokens)
         else:
-            await self._write(responder, prompt_tokens, output_tokens, kv)
+            await self._write(responder, content, prompt_tokens, output_tokens, kv)
 
     def _arrives(self) -> asyncio.Future[None]:
         """Done when a leg that is sent now is there; they come in the order in which they were sent."""
@@ -121,13 +126,16 @@ class EngineService:
         answer = {"choices": [], "usage": _usage(prompt_tokens, 1), "kv_transfer_params": handle}
         responder.send(200, _JSON, msgspec.json.encode(answer))
 
-    async def _write(self, responder: Responder, prompt_tokens: int, output_tokens: int, kv: dict[str, Any]) -> None:
+    async def _write(
+        self, responder: Responder, content: str, prompt_tokens: int, output_tokens: int, kv: dict[str, Any]
+    ) -> None:
         done = asyncio.get_running_loop().create_future()
 
         def token(number: int) -> None:
             if not responder.started:
                 responder.start(200, [_STREAM, *headers])
-            responder.write(_event({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}))
+            said = {"content": word_of(content, number)}
+            responder.write(_event({"choices": [{"index": 0, "delta": said, "finish_reason": None}]}))
             if number == output_tokens:
                 responder.write(_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
                 responder.write(_event({"choices": [], "usage": _usage(prompt_tokens, output_tokens)}))
