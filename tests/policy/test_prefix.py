@@ -6,7 +6,7 @@ B = (1, 2, 9)
 
 def holding(worker: str = "p1", prefix: tuple[int, ...] = A) -> Prefixes:
     known = Prefixes()
-    known.holds(worker, prefix, 10_000)
+    known.holds(worker, prefix)
     return known
 
 
@@ -31,7 +31,7 @@ def test_a_new_engine_holds_nothing() -> None:
 def test_it_is_bounded_the_oldest_first_out() -> None:
     known = holding()
     for n in range(10, 10_000):
-        known.holds("p1", (n,), 10_000)
+        known.holds("p1", (n,))
     assert known.cached_tokens("p1", A, 10_000) == 0
     assert known.cached_tokens("p1", (9_999,), 10_000) == 512
     assert sum(map(len, known.remember().held.values())) <= 8192
@@ -47,18 +47,12 @@ def test_it_is_remembered() -> None:
 # What engines tell
 
 
-def test_what_it_held_before_is_told_when_it_reads_more() -> None:
-    known = holding()
-    assert known.holds("p1", B, 10_000) == 2 * 512
-    assert known.holds("p2", B, 10_000) == 0
-
-
 def test_an_engine_that_caches_nothing_is_soon_thought_to_hold_nothing() -> None:
     known = holding()
     for _ in range(40):
-        known.told("p1", known.holds("p1", A, 10_000), 0)
+        known.told("p1", known.held_tokens("p1", A, 10_000), 0)
     assert known.cached_tokens("p1", A, 10_000) < 0.02 * 1536
-    known.holds("p2", A, 10_000)
+    known.holds("p2", A)
     assert known.cached_tokens("p2", A, 10_000) == 1536, "of another one that says nothing"
 
 

@@ -249,7 +249,8 @@ def _prompt_read(books: Books, request: Request, leg: Leg, tokens: int, cached: 
         return
     if request.facts.prefix:
         learner, name = books.policies.learner, worker.facts.worker
-        request.held_tokens = learner.holds(name, request.facts.prefix, request.prompt_tokens)
+        request.held_tokens = learner.held(name, request.facts.prefix, request.prompt_tokens)
+        learner.holds(name, request.facts.prefix)
     if seen is not None:
         books.policies.learner.read(worker.kind, seen)
 

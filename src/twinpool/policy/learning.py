@@ -68,8 +68,11 @@ class Learning:
         if self._learns:
             self.costs.handed_over(kind, tokens, seconds)
 
-    def holds(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
-        return self.prefixes.holds(worker, prefix, prompt_tokens)
+    def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
+        self.prefixes.holds(worker, prefix)
+
+    def held(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+        return self.prefixes.held_tokens(worker, prefix, prompt_tokens)
 
     def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
         self.prefixes.told(worker, held_tokens, cached_tokens)

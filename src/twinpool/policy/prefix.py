@@ -26,28 +26,26 @@ class Prefixes:
         self._held: dict[str, OrderedDict[int, None]] = {}
         self._came_true: dict[str, float] = {}  # by worker: the share of what it was thought to hold that it did
 
-    def holds(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
-        """It has read this; the tokens of it that it should have held before, by its past alone."""
-        before = self._common_tokens(worker, prefix, prompt_tokens)
+    def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
         held = self._held.setdefault(worker, OrderedDict())
         for block in prefix[:_BLOCKS_READ]:
             held[block] = None
             held.move_to_end(block)
         while len(held) > _BLOCKS_KEPT:
             held.popitem(last=False)
-        return before
 
     def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
-        """Of `held_tokens` that it should have held, by its past alone, it had so many."""
+        """Of `held_tokens` that it should have held it had so many."""
         if held_tokens > 0:
             share = self._came_true.get(worker, 1.0)
             self._came_true[worker] = share + _TOLD_RATE * (min(1.0, cached_tokens / held_tokens) - share)
 
     def cached_tokens(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
         """Tokens of the prompt that the worker need not read; its last one always is."""
-        return int(self._came_true.get(worker, 1.0) * self._common_tokens(worker, prefix, prompt_tokens))
+        return int(self._came_true.get(worker, 1.0) * self.held_tokens(worker, prefix, prompt_tokens))
 
-    def _common_tokens(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+    def held_tokens(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+        """The same by what it was given to read alone, whatever came of such guesses."""
         held = self._held.get(worker)
         if not held:
             return 0

@@ -35,9 +35,9 @@ class Whole:
 
     def __init__(self, worker: WorkerView, ttft_s: float, read_s: float, cached_tokens: int, *, keeps_itl: bool) -> None:
         self.worker = worker
+        self.cached_tokens = cached_tokens
         self.ttft_s = ttft_s
         self.read_s = read_s
-        self.cached_tokens = cached_tokens
         self.keeps_itl = keeps_itl
 
 
