@@ -146,6 +146,7 @@ class Load(msgspec.Struct, eq=False):
     sequences: int
     work_s: float = 0.0
     is_begun: bool = False  # its first token came
+    read_by: float | None = None  # nobody will tell when its prompt is read: this was the guess
 
 
 class ClusterRecord(msgspec.Struct, frozen=True):
@@ -274,6 +275,23 @@ class Cluster:
         load.is_begun = True
         worker.meter.begin(self.at, load.sequences, load.kv_tokens)
         return worker.meter.mark()
+
+    def reads_unseen(self, key: LegKey, read_s: float) -> float:
+        """Nobody will tell when the leg's prompt is read: it is taken to take so long. When that will be."""
+        load = self._loads[key]
+        load.read_by = self.at + read_s
+        return load.read_by
+
+    def end_unseen_reads(self) -> float | None:
+        """Prompts that should be read by now wait no more; when the next one should be."""
+        due = [load for load in self._loads.values() if load.read_by is not None]
+        for load in due:
+            if load.read_by is not None and load.read_by <= self.at:
+                worker = self._workers.get(load.worker)
+                if worker is not None:
+                    self._unread(worker, load)
+                load.prefill_tokens, load.work_s, load.read_by = 0, 0.0, None
+        return min((load.read_by for load in due if load.read_by is not None), default=None)
 
     def written(self, key: LegKey, mark: Mark) -> WritingSeen | None:
         """The leg's last token came: what this showed of its worker's speed, if anything."""

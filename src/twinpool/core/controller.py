@@ -137,6 +137,9 @@ def _gateway_drained(books: Books, event: on.GatewayDrained, out: list[do.Comman
 def _time_passed(books: Books, event: on.TimePassed, out: list[do.Command]) -> None:
     """Everything with a time of its own is looked at, and says when it wants to be looked at again."""
     books.wakeup = None
+    next_read = books.cluster.end_unseen_reads()
+    if next_read is not None:
+        books.alarm(next_read)
     _end_waits(books, event.at, out)
     _end_attempts(books, event.at, out)
     next_expiry = books.handles.expire_orphans(event.at)

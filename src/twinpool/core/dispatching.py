@@ -97,7 +97,7 @@ def _start(books: Books, request: Request, decision: Decision, at: float, out: l
             sequences=sequences,
             work_s=decision.read_s,
         )
-        _begin_unseen(books, request, Leg.WHOLE)
+        _begin_unseen(books, request, Leg.WHOLE, decision.read_s)
         _send(books, request, Leg.WHOLE, out)
         return
     prefill = books.cluster[decision.prefill]
@@ -143,15 +143,18 @@ def hand_off(books: Books, request: Request, event: on.PrefillFinished, out: lis
     # when within this attempt the lease began nobody tells: P's answer may have been long on its way
     began_at = request.sent_at if request.sent_at is not None else event.at - lease_s
     trusted_until = None if is_vouched else began_at + lease_s - books.rules.lease_margin_s
-    _begin_unseen(books, request, Leg.DECODE)
+    _begin_unseen(books, request, Leg.DECODE, 0.0)
     _send(books, request, Leg.DECODE, out, trusted_until)
 
 
-def _begin_unseen(books: Books, request: Request, leg: Leg) -> None:
-    """Nobody tells of the first token of an answer that is not streamed: it is taken to be written from now on, and what its
-    worker reads until then to be read beside."""
-    if not request.facts.stream and request.facts.obstacle is not Why.OTHER_ROUTE:
-        request.mark = books.cluster.begun(request.key(leg))
+def _begin_unseen(books: Books, request: Request, leg: Leg, read_s: float) -> None:
+    """Nobody tells of the first token of an answer that is not streamed: it is taken to be written from now on, and its prompt
+    to be read beside within `read_s`, where that was predicted."""
+    if request.facts.stream or request.facts.obstacle is Why.OTHER_ROUTE:
+        return
+    request.mark = books.cluster.begun(request.key(leg))
+    if read_s:
+        books.alarm(books.cluster.reads_unseen(request.key(leg), read_s))
 
 
 def _other_decode(books: Books, request: Request, prefill: str, at: float) -> Worker | None:
