@@ -124,7 +124,8 @@ async def test_costs_are_learnt_from_any_traffic(asked: dict[str, Any], is_pair:
     engines: dict[str, Any] = {"prefill": scripts[0], "decode": scripts[1]} if is_pair else {"colocated": scripts[0]}
     async with house(**engines, **learning()) as h:
         for n in range(40):
-            assert (await h.chat(f"n{n}", max_tokens=8 + n % 24, **asked)).status == 200
+            messages = [{"role": "user", "content": "word " * (5 + 7 * n % 40)}]
+            assert (await h.chat(messages=messages, max_tokens=8 + n % 24, **asked)).status == 200
         costs, _ = h.controller.learnt()
         (found,) = costs.values()
         assert found.step_s + found.step_sequence_s > 0.001
