@@ -1,9 +1,9 @@
 """What one worker's legs show of its speed, taken down as they end: the estimates are fitted to it.
 
 Reading: an observation is a stretch in which the worker always had something to read, from when it got it to when it had no
-more, or to the end of a prompt once it has read `_STRETCH_TOKENS`: in between, a step has part of one prompt and part of the
-next. It is void where the worker wrote beside. Writing: the sums over time of what ran, so that between its first and its last
-token a request can tell the mean batch it ran in."""
+more, or to the end of a prompt once it has read `_STRETCH_TOKENS` (a slow one: several prompts for `_STRETCH_S`): in between, a
+step has part of one prompt and part of the next. It is void where the worker wrote beside. Writing: the sums over time of what
+ran, so that between its first and its last token a request can tell the mean batch it ran in."""
 
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ NEWBORN_LEGS = 8
 
 
 _STRETCH_TOKENS = 16_384
+_STRETCH_S = 5.0
+_STRETCH_PROMPTS = 4
 
 
 class ReadingSeen(NamedTuple):
@@ -75,7 +77,7 @@ class Meter(msgspec.Struct, eq=False, omit_defaults=True):
         if any: with the stretch, or with the step before this one."""
         self.read_tokens += tokens
         seen = None
-        if self.tokens >= _STRETCH_TOKENS and at > self.until:
+        if at > self.until and self._is_long():
             seen = self._seen()
             self._begin_stretch(self.until)
         self.steps += at > self.until or not self.prompts
@@ -91,6 +93,11 @@ class Meter(msgspec.Struct, eq=False, omit_defaults=True):
             self.newborn -= 1
             self.is_mixed = True
         return seen
+
+    def _is_long(self) -> bool:
+        if self.tokens >= _STRETCH_TOKENS:
+            return True
+        return self.prompts >= _STRETCH_PROMPTS and self.until - self.since >= _STRETCH_S
 
     def _seen(self) -> ReadingSeen | None:
         seconds = self.until - self.since
