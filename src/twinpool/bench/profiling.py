@@ -9,7 +9,6 @@ Every prompt is fresh, so that no cache answers. The engine must be idle but for
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from time import monotonic
@@ -20,7 +19,7 @@ import msgspec
 from twinpool.bench.answer import StreamedAnswer
 from twinpool.bench.load import body_of, exchange
 from twinpool.bench.prepare import Prepared
-from twinpool.bench.target import Target, ask, message_of
+from twinpool.bench.target import Target, ask, complaint, message_of
 from twinpool.errors import UserError
 from twinpool.handoff.body import take_apart
 from twinpool.handoff.nixl import HandoffMissingError, decode_body, prefill_body, read_prefill_answer
@@ -86,6 +85,8 @@ class _Mixed(NamedTuple):
 async def engine_says(pool: Pool, target: Target) -> EngineSays:
     """Empty where it has no such page."""
     answer = await ask(pool, target, "/twinpool/identity")
+    if 300 <= answer.status < 400:  # what is not there is 404: this is another place, and so is all else
+        raise complaint(target, answer.status, answer.headers, "")
     try:
         return msgspec.json.decode(answer.body, type=EngineSays) if answer.status == 200 else EngineSays()
     except msgspec.DecodeError:
@@ -116,12 +117,18 @@ async def measure(bench: Bench, limits: Limits, says: EngineSays, *, name: str, 
         decode_step_ms=tuple((batch, context, seconds * 1e3) for (batch, context), seconds in sorted(steps.items())),
         context_tokens=limits.context_tokens,
         max_sequences=limits.sequences,
-        mixed_step_extra_ms=max(0.0, extra_ms),
+        mixed_step_extra_ms=max(0.0, extra_ms or 0.0),
         flags={"batch_tokens": says.batch_tokens} if says.batch_tokens else {},
         handoff_latency_ms=max(0.0, handoff[0] * 1e3) if handoff else 3.0,
         handoff_bytes_per_s=handoff[1] if handoff else 100e9,
-        notes=(*notes, f"mixed step, measured less expected: {extra_ms:+.2f} ms a step, from {len(mixed)} prompts"),
+        notes=(*notes, _mixed_note(extra_ms, len(mixed))),
     )
+
+
+def _mixed_note(extra_ms: float | None, prompts: int) -> str:
+    if extra_ms is None:
+        return "what a mixed step costs extra could not be measured, and is taken to be nothing: no prompt met a running stream"
+    return f"mixed step, measured less expected: {extra_ms:+.2f} ms a step, from {prompts} prompts"
 
 
 def _risen(times: dict[_At, float], what: str, notes: list[str]) -> dict[_At, float]:
@@ -215,8 +222,10 @@ async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int
     return found
 
 
-def _extra_ms(mixed: Iterable[_Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]) -> float:
-    """A step, over what its decode and its part of the prompt take by themselves; the median."""
+def _extra_ms(
+    mixed: Iterable[_Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]
+) -> float | None:
+    """A step, over what its decode and its part of the prompt take by themselves; the median. None where none was seen."""
     alone = dict(prefill)
     shortest = min(context for _, context in steps)
     found = []
@@ -224,7 +233,7 @@ def _extra_ms(mixed: Iterable[_Mixed], prefill: Sequence[tuple[int, float]], ste
         nearest = min(alone, key=lambda tokens: abs(tokens - each.prompt_tokens))
         expected = alone[nearest] * each.prompt_tokens / nearest + (each.steps - 1) * steps[each.batch, shortest]
         found.append((each.seconds - expected) / each.steps * 1e3)
-    return median(found) if found else math.nan
+    return median(found) if found else None
 
 
 async def _handoffs(bench: Bench, limits: Limits, decode: Target, steps: dict[tuple[int, int], float]) -> tuple[float, float]:
@@ -240,7 +249,8 @@ async def _handoffs(bench: Bench, limits: Limits, decode: Target, steps: dict[tu
                 target.origin, "POST", target.path, target.headers, prefill_body(take_apart(body)), timeout_s=bench.timeout_s
             )
             if answer.status != 200:
-                raise UserError(f"{target.url} did not read a prompt for another engine: {message_of(answer.body)}")
+                said = message_of(answer.body)
+                raise UserError(f"{target.url} did not read a prompt for another engine: {answer.status} {said}")
             try:
                 read = read_prefill_answer(answer.body)
             except HandoffMissingError as missing:
