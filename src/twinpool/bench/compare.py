@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from twinpool.bench.arms import ARMS, Split, Workers, embedded_workers, gateway, splits
-from twinpool.bench.compared import BATCHES, BURST_REQUESTS, LONG_REQUESTS, Found, Settings, summary
+from twinpool.bench.compared import BATCHES, BURST_REQUESTS, LONG_REQUESTS, Found, Settings, rounds_of, summary
 from twinpool.bench.load import Progress
 from twinpool.bench.prepare import Prepared, prepare
 from twinpool.bench.run import Measured, offer
@@ -183,7 +183,7 @@ class Comparison:
         found = self._found
         self._say(
             f"{found.rate:g} requests a second, lengths divided by {found.scale:g}, split {found.split}: "
-            f"{self._settings.rounds} rounds of {found.duration_s:.0f} s an arm"
+            f"{rounds_of(self._settings.rounds)} of {found.duration_s:.0f} s an arm"
         )
         for number in range(self._settings.rounds):
             for arm in order(number):
