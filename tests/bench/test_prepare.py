@@ -76,6 +76,13 @@ def test_what_is_no_url(text: str) -> None:
         target_of(text)
 
 
+@pytest.mark.parametrize("text", ["http://user:secret@h:1", "user:secret@h:1", "http://h\x1b@secret@h"])
+def test_a_password_in_a_url_is_not_told(text: str) -> None:
+    with pytest.raises(UserError) as said:
+        target_of(text)
+    assert "secret" not in str(said.value)
+
+
 @pytest.mark.parametrize(
     ("text", "shown", "path"),
     [

@@ -10,7 +10,7 @@ import msgspec
 
 from twinpool.errors import UserError
 from twinpool.http1 import Loss, Origin, Pool, Response, UpstreamLost
-from twinpool.http1.urls import parse_url, redirection
+from twinpool.http1.urls import parse_url, redirection, without_password
 
 ASK_S = 15.0
 """For a service's own pages."""
@@ -46,7 +46,7 @@ def target_of(text: str, *, api_key: str | None = None, is_chat: bool = True) ->
     try:
         found = parse_url(text)
     except ValueError as why:
-        raise UserError(f"{text!r} is not a service's URL, {why}: write http://host:port") from None
+        raise UserError(f"{without_password(text)!r} is not a service's URL, {why}: write http://host:port") from None
     url = (text.strip() if "://" in text else f"http://{text.strip()}").rstrip("/")
     path = found.path.removesuffix("/completions").removesuffix("/chat").rstrip("/")
     base = path if path.endswith("/v1") else f"{path}/v1"

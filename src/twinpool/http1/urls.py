@@ -1,5 +1,6 @@
 """URLs as people paste them, made fit for a request line and a Host header."""
 
+import re
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -31,9 +32,16 @@ def parse_url(text: str) -> Url:
         raise ValueError(f"{parts.scheme} is neither http nor https")
     if parts.port == 0:
         raise ValueError("nobody listens on port 0")
-    if parts.query or parts.fragment or parts.username is not None:
+    if parts.username is not None:
+        raise ValueError("there is somebody's name in it, and keys are given in files")
+    if parts.query or parts.fragment:
         raise ValueError("it has more than a host, a port and a path")
     return Url(parts.scheme, _host(parts.hostname or ""), parts.port, quote(parts.path, safe=_KEPT))
+
+
+def without_password(text: str) -> str:
+    """A URL to be shown: what stands before an @ may be a secret."""
+    return re.sub(r"(//|^)[^/]*@", r"\1...@", text)
 
 
 def redirection(status: int, asked: str, location: str | None) -> str | None:
