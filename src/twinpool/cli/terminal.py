@@ -12,7 +12,7 @@ from rich.text import Text
 
 from twinpool.cli.printing import printable
 
-_BETWEEN = 3  # blanks between two columns; one less at the edges
+_BETWEEN = 2  # blanks between two columns, and one at each edge
 _WIDTH_OF_FILES = 160  # they have no edge; rich takes 80
 
 
@@ -44,20 +44,21 @@ def show_table(
     is_figures: bool = False,
     whole: Set[str] = frozenset(),
 ) -> None:
-    """Cells are markup; the first names its row and stays whole, as do figures and the columns named in `whole`. Where that is
-    too wide for the terminal, it is told row by row: a figure that is cut off is another figure."""
-    kept = [number == 0 or is_figures or name in whole for number, name in enumerate(head)]
+    """Cells are markup. What stays whole is all but the first column where these are figures, else the first and those named in
+    `whole`; other cells wrap between words. Where that is too wide still, the table is told row by row: a figure that is cut off
+    is another figure."""
+    kept = [(number > 0) == is_figures or name in whole for number, name in enumerate(head)]
     cells = list(zip(head, *rows, strict=True))
     widest = [max(cell_len(_plain(cell)) for cell in column) for column in cells]
     least = [
         width if keeps else max(cell_len(word) for cell in column for word in (_plain(cell).split() or [""]))
         for width, keeps, column in zip(widest, kept, cells, strict=True)
     ]
-    widths = _fitted(widest, least, console.width - _BETWEEN * len(head) + 1)
+    widths = _fitted(widest, least, console.width - _BETWEEN * len(head))
     if widths is None:
         _show_stacked(console, head, rows)
         return
-    table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False, collapse_padding=True)
     for number, (name, width) in enumerate(zip(head, widths, strict=True)):
         table.add_column(name, justify="right" if is_figures and number else "left", width=width)
     for row in rows:
