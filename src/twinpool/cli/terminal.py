@@ -45,8 +45,8 @@ def show_table(
     whole: Set[str] = frozenset(),
 ) -> None:
     """Cells are markup. What stays whole is all but the first column where these are figures, else the first and those named in
-    `whole`; other cells wrap between words. Where that is too wide still, the table is told row by row: a figure that is cut off
-    is another figure."""
+    `whole`; other cells wrap between words. Where that is too wide still, the table is told row by row: a figure that is cut
+    off is another figure."""
     kept = [(number > 0) == is_figures or name in whole for number, name in enumerate(head)]
     cells = list(zip(head, *rows, strict=True))
     widest = [max(cell_len(_plain(cell)) for cell in column) for column in cells]
