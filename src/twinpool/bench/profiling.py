@@ -184,22 +184,25 @@ def _medians(times: dict[_At, list[float]], what: str, notes: list[str]) -> dict
 
 async def _prefills(bench: Bench, limits: Limits, notes: list[str]) -> list[tuple[int, float]]:
     """(tokens as counted, seconds), rising."""
-    found: dict[tuple[int], list[float]] = {}
+    found: dict[int, list[float]] = {}
+    counted: dict[int, int] = {}
     lengths = [tokens for tokens in LENGTHS if tokens <= limits.context_tokens - 64]
     for nth in range(REPEATS):
         for wanted in tuple(lengths):
             bench.show(f"round {nth + 1} of {REPEATS}: reading a prompt of {wanted:,} tokens")
             began, answer = monotonic(), await _stream(bench, wanted, 1)
             seconds = answer.pieces[0] - began
-            found.setdefault((answer.usage.prompt_tokens if answer.usage else wanted,), []).append(seconds)
+            found.setdefault(wanted, []).append(seconds)
+            counted[wanted] = answer.usage.prompt_tokens if answer.usage else wanted
             if seconds > _LONGEST_PREFILL_S / REPEATS:
                 lengths.remove(wanted)
             if seconds > _LONGEST_PREFILL_S:
                 lengths = [tokens for tokens in lengths if tokens < wanted]
                 break
-    if len(found) < 2:
+    by_length = {(counted[wanted],): seconds for wanted, seconds in found.items()}
+    if len(by_length) < 2:
         raise UserError("fewer than two lengths of prompts fit this engine's context: there is nothing to draw a line through")
-    return [(tokens, seconds) for (tokens,), seconds in sorted(_medians(found, "prefill", notes).items())]
+    return [(tokens, seconds) for (tokens,), seconds in sorted(_medians(by_length, "prefill", notes).items())]
 
 
 async def _decode_steps(bench: Bench, limits: Limits, notes: list[str]) -> dict[tuple[int, int], float]:
