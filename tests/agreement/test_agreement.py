@@ -105,12 +105,8 @@ def is_same(one: Seen, other: Seen) -> bool:
     return all(abs(getattr(one, measure) - getattr(other, measure)) < SAME_MOMENT_S for measure in ("at_s", *MEASURES))
 
 
-# Where roles move, one tie that is decided otherwise moves another worker: worst gaps then lie up to 0.04 apart.
-_NOT_YET = pytest.mark.xfail(raises=AssertionError, reason="moves of the law come at other moments after a tie", strict=True)
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_NOT_YET if name == "balance" else ()) for name in SCENES])
+@pytest.mark.parametrize("name", SCENES)
 def test_the_live_driver_and_the_simulator_agree(name: str, tmp_path: Path) -> None:
     in_life: list[Seen] = []
     in_theory: list[Seen] = []
