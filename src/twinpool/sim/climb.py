@@ -78,7 +78,8 @@ def climb(bounds: list[float], first: int, player: Callable[[int], Play], *, lik
         if best and not played.carries(rate):
             found[index] = Climbed(Outcome.FELL_SHORT, rate)
             return False
-        carried = highest(played.at, rate, apart=_NEAR) if best else highest(played.at, likely * bounds[index])
+        guess, apart = (rate, _NEAR) if best else (likely * bounds[index], _APART)
+        carried = highest(played.at, guess, bounds[index], apart=apart)
         found[index] = Climbed(Outcome.SEARCHED, carried)
         best, is_hopeless = max(best, carried), not carried
         return carried > 0
@@ -93,9 +94,10 @@ def climb(bounds: list[float], first: int, player: Callable[[int], Play], *, lik
     return _with_bounds(found, bounds, best)
 
 
-def highest(play: Play, guess: float, *, apart: float = _APART, resolution: float = RESOLUTION) -> float:
-    """Requests a second that are carried, searched from `guess` to `apart` times as much, and beyond where it lies there."""
-    return highest_scale(play, guess, guess * apart, resolution=resolution).scale
+def highest(play: Play, guess: float, bound: float, *, apart: float = _APART, resolution: float = RESOLUTION) -> float:
+    """Requests a second that are carried, searched from `guess` to `apart` times as much, and beyond where it lies there, up to
+    the bound."""
+    return highest_scale(play, guess, guess * apart, resolution=resolution, most=bound * _OVER_BOUND).scale
 
 
 def _outward(first: int, count: int) -> Iterator[int]:
