@@ -8,6 +8,10 @@ import msgspec
 from twinpool.errors import UserError
 
 
+_WIDEST = 20
+"""A sigma, of which lengths in the wild have about 1. Far beyond, what is drawn is no float."""
+
+
 class Exactly(msgspec.Struct, frozen=True, tag="exactly", tag_field="drawn", forbid_unknown_fields=True):
     """Always the same."""
 
@@ -57,8 +61,8 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="drawn",
 
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
-        if not self.low <= self.median <= self.high or self.sigma < 0:
-            raise UserError("a log-normal length has low <= median <= high and a sigma from 0 on")
+        if not (self.low <= self.median <= self.high and 0 <= self.sigma <= _WIDEST):
+            raise UserError(f"a log-normal length has low <= median <= high and a sigma from 0 to {_WIDEST}")
 
     def draw(self, rng: Random) -> int:
         drawn = round(self.median * exp(rng.gauss(0.0, self.sigma)))
