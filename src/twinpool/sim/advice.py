@@ -111,7 +111,7 @@ def remarks(best: dict[Way, Planned], fleet: Fleet, requests: int) -> list[str]:
     if over_ratio >= 1:
         notes.append(
             f"at what is carried the sample lasts {seconds:.0f} s, no longer than the objective for the first token allows: "
-            "what queues come to was not seen, and no more is said to be carried than the bound (--sample plays longer)"
+            "what queues come to was not seen, and nothing beyond the bound is carried for long (--sample plays longer)"
         )
     elif over_ratio > 0.03:
         notes.append(

@@ -23,6 +23,7 @@ _APART = 1.12  # the first two rates that are tried
 _NEAR = 1.04  # the same, for one that has carried more than the best one already
 _IDLE = 1 / 64  # of its bound: who fails there fails at any rate
 _OVER_BOUND = 1.03  # at the end of a run a queue may remain, and one request in ten may miss
+_FARTHEST = 1.25  # of its bound: where all requests may come at once the search would never end
 
 
 class Outcome(StrEnum):
@@ -95,9 +96,9 @@ def climb(bounds: list[float], first: int, player: Callable[[int], Play], *, lik
 
 
 def highest(play: Play, guess: float, bound: float, *, apart: float = _APART, resolution: float = RESOLUTION) -> float:
-    """Requests a second that are carried, searched from `guess` to `apart` times as much, and beyond where it lies there, up to
-    the bound."""
-    return highest_scale(play, guess, guess * apart, resolution=resolution, most=bound * _OVER_BOUND).scale
+    """Requests a second that are carried, searched from `guess` to `apart` times as much, and beyond where it lies there, a
+    little beyond the bound at most."""
+    return highest_scale(play, guess, guess * apart, resolution=resolution, most=bound * _FARTHEST).scale
 
 
 def _outward(first: int, count: int) -> Iterator[int]:

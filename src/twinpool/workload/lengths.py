@@ -7,7 +7,6 @@ import msgspec
 
 from twinpool.errors import UserError
 
-
 _WIDEST = 20
 """A sigma, of which lengths in the wild have about 1. Far beyond, what is drawn is no float."""
 
