@@ -25,6 +25,7 @@ from twinpool.errors import UserError
         ("[limits]\nnn = 1", "nn"),
         ("[limits]\nmedia_domains = 'all'", "media_domains"),
         ("[server", "TOML"),
+        ("n = " + "[" * 5000, "TOML"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(text: str, key: str) -> None:

@@ -221,7 +221,7 @@ def load(text: str, origin: str, balance: BalanceMode | None = None) -> Config:
     try:
         tree = tomllib.loads(text)
         config = msgspec.convert(tree, Config)
-    except tomllib.TOMLDecodeError as broken:
+    except (tomllib.TOMLDecodeError, RecursionError) as broken:
         raise UserError(f"{origin} is not valid TOML: {broken}") from broken
     except msgspec.ValidationError as wrong:
         raise UserError(f"{origin}: {wrong}") from wrong

@@ -185,7 +185,7 @@ def parse_scenario(text: str, origin: str) -> Scenario:
     """`origin` (a path or a name) serves the message of the `UserError` that a broken one raises."""
     try:
         return msgspec.convert(tomllib.loads(text), Scenario)
-    except tomllib.TOMLDecodeError as broken:
+    except (tomllib.TOMLDecodeError, RecursionError) as broken:
         raise UserError(f"{origin} is not valid TOML: {broken}") from broken
     except (msgspec.ValidationError, UserError) as wrong:
         raise UserError(f"{origin}: {wrong}") from wrong
