@@ -1,12 +1,12 @@
 """``twinpool status``: what a running gateway does now."""
 
-import json
 from pathlib import Path
 
 import click
 
 from twinpool.cli.files import read_secret
 from twinpool.cli.fleet import engine_url
+from twinpool.cli.printing import json_text
 from twinpool.cli.state import DEFAULT_ADMIN_URL, fetch_state
 
 
@@ -22,10 +22,9 @@ def command(url: str, admin_token_file: Path | None, as_json: bool) -> None:
     token = read_secret(admin_token_file, "--admin-token-file") if admin_token_file else None
     state = fetch_state(engine_url(url), token)
     if as_json:
-        click.echo(json.dumps(state))
+        click.echo(json_text(state))
         return
-    from rich.console import Console
-
     from twinpool.cli.screen import show_status
+    from twinpool.cli.terminal import open_screen
 
-    show_status(Console(highlight=False), state)
+    show_status(open_screen(), state)
