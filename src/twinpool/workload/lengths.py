@@ -44,7 +44,7 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform", tag_field="drawn", for
         _check_bounds(self.low, self.high)
 
     def draw(self, rng: Random) -> int:
-        return rng.randint(self.low, self.high)
+        return rng.randrange(self.low, self.high + 1)
 
     @property
     def most(self) -> int:
