@@ -5,8 +5,6 @@ more, or to the end of a prompt once it has read `_STRETCH_TOKENS` (a slow one: 
 step has part of one prompt and part of the next. It is void where the worker wrote beside. Writing: the sums over time of what
 ran, so that between its first and its last token a request can tell the mean batch it ran in."""
 
-from typing import NamedTuple
-
 import msgspec
 
 NEWBORN_LEGS = 8
@@ -18,7 +16,7 @@ _STRETCH_S = 5.0
 _STRETCH_PROMPTS = 4
 
 
-class ReadingSeen(NamedTuple):
+class ReadingSeen(msgspec.Struct, frozen=True, gc=False):
     """`steps` ended with a prompt; `pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens
     `u`."""
 
@@ -29,7 +27,7 @@ class ReadingSeen(NamedTuple):
     seconds: float
 
 
-class Mark(NamedTuple):
+class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Where a worker's sums stood at the first token of a request."""
 
     at: float
@@ -38,7 +36,7 @@ class Mark(NamedTuple):
     read_tokens: int
 
 
-class WritingSeen(NamedTuple):
+class WritingSeen(msgspec.Struct, frozen=True, gc=False):
     """Means over the time in which one request was written: sequences in the batch, their prompts' tokens of KV; and the prompt
     tokens that the worker read in this time."""
 
@@ -46,6 +44,10 @@ class WritingSeen(NamedTuple):
     batch: float
     kv_tokens: float
     read_tokens: int
+
+    def without(self, seconds: float) -> "WritingSeen":
+        """Of which so many were none of the writing's."""
+        return msgspec.structs.replace(self, seconds=self.seconds - seconds)
 
 
 class Meter(msgspec.Struct, eq=False, omit_defaults=True):

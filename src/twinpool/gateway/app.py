@@ -68,12 +68,13 @@ class Gateway:
         access_log: Path | None = None,
         learnt: Path | None = None,
         say: Callable[[str], None] = lambda news: None,
+        pool: Pool | None = None,
     ) -> None:
         """`say` is given news for the person who watches, a line each. `learnt`: where what is learnt of engines is kept for
-        the next start."""
+        the next start. `pool` has the connections to engines, and ends with the gateway."""
         self._config = config
         self._senders = Senders(api_keys, client_priorities=config.server.client_priorities)
-        self._pool = Pool()
+        self._pool = pool if pool is not None else Pool()
         learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
         known = read_learnt(learnt, say) if learnt is not None and learns else Learnt()
         law = Law(

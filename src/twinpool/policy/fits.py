@@ -7,6 +7,7 @@ engine is, and not wrongly what another length would take."""
 
 from collections.abc import Sequence
 from math import fsum
+from operator import mul
 
 import msgspec
 
@@ -71,7 +72,7 @@ class Fit:
         self.samples += 1
         guess = 0.0
         if self.coefficients is not None:
-            guess = fsum(map(_times, self.coefficients, x))
+            guess = fsum(map(mul, self.coefficients, x))
             if guess > 0:
                 self.error_ratio += 0.05 * (min(abs(y - guess) / y, 1.0) - self.error_ratio)
                 y = min(max(y, guess / _FAR), guess * _FAR)
@@ -110,9 +111,9 @@ class Fit:
         size = len(self._shape)
         silent = [n for n in range(size) if not self._prior[n][n] and self._products[n][n] > 0]
         mixes = [self._shape, *([float(m == n) for m in range(size)] for n in silent)]
-        applied = [[fsum(map(_times, row, mix)) for row in self._products] for mix in mixes]
-        products = [[fsum(map(_times, mix, of)) for of in applied] for mix in mixes]
-        values = [fsum(map(_times, mix, self._values)) for mix in mixes]
+        applied = [[fsum(map(mul, row, mix)) for row in self._products] for mix in mixes]
+        products = [[fsum(map(mul, mix, of)) for of in applied] for mix in mixes]
+        values = [fsum(map(mul, mix, self._values)) for mix in mixes]
         found = _solved(products, values)[0]
         return float(found ** (self._weight / (self._weight + self._scale_weight))) if found > 0 else 1.0
 
@@ -125,10 +126,6 @@ class Fit:
         self._products, self._values, self._weight = record.products, record.values, record.weight
         self.samples, self.coefficients, self.error_ratio = record.samples, record.coefficients, record.error
         self.seen_most = record.seen_most
-
-
-def _times(one: float, other: float) -> float:
-    return one * other
 
 
 def _add(products: list[list[float]], values: list[float], x: Sequence[float], y: float, weight: float) -> None:
