@@ -188,7 +188,7 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["text", "muted", "good", "warn", "bad", "unknown", "prefill", "decode", "colocated"])
+@pytest.mark.parametrize("name", ["text", "muted", "good", "warn", "bad", "unknown", "prefill", "decode", "colocated", "first", "second"])
 def test_every_colour_of_text_can_be_read_on_both_grounds(colors: dict[str, str], name: str) -> None:
     """4.5 to 1, as WCAG 2 asks for."""
     for ground in ("card", "ground"):

@@ -23,8 +23,17 @@ def show_status(console: Console, state: Mapping[str, Any]) -> None:
 
 def status_parts(state: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Lines and tables, from the top. A line is as long as it is: whoever shows it wraps it."""
-    for part in _parts(state):
+    for part in _parts(_printable(state)):
         yield Text.from_markup(part) if isinstance(part, str) else part
+
+
+def _printable(told: Any) -> Any:
+    """What engines say of themselves is text, and no order to a terminal."""
+    if isinstance(told, str):
+        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in told)
+    if isinstance(told, Mapping):
+        return {key: _printable(value) for key, value in told.items()}
+    return [_printable(value) for value in told] if isinstance(told, list) else told
 
 
 def _parts(state: Mapping[str, Any]) -> Iterator[str | Table]:

@@ -32,15 +32,15 @@ const CHARTS = [
   {
     title: "Time to the first token, mean",
     lines: (history) => [
-      { label: "long prompts", values: history.ttft_long_s, color: "prefill" },
-      { label: "short prompts", values: history.ttft_short_s, color: "decode" },
+      { label: "long prompts", values: history.ttft_long_s, color: "first" },
+      { label: "short prompts", values: history.ttft_short_s, color: "second" },
     ],
     limit: (limits) => ["limit", limits.ttft_long_s],
     format: seconds,
   },
   {
     title: "Worst gap between two tokens",
-    lines: (history) => [{ label: "worst gap", values: history.worst_gap_s, color: "decode" }],
+    lines: (history) => [{ label: "worst gap", values: history.worst_gap_s, color: "first" }],
     limit: (limits) => ["objective", limits.itl_s],
     axis: { type: "logarithmic", beginAtZero: false, afterBuildTicks: keepPowers },
     format: seconds,
@@ -48,7 +48,7 @@ const CHARTS = [
   {
     title: "Use of the workers, beside the load",
     lines: (history) => [
-      { label: "use", values: history.utilization_ratio, color: "good" },
+      { label: "use", values: history.utilization_ratio, color: "first" },
       {
         label: "load offered (tokens)",
         values: history.offered_tokens.slice(0, -1).concat(null),
@@ -65,7 +65,7 @@ const CHARTS = [
   {
     title: "Waiting, and lost",
     lines: (history) => [
-      { label: "most that waited", values: history.waiting_most, color: "colocated", look: { fill: "origin" } },
+      { label: "most that waited", values: history.waiting_most, color: "first", look: { fill: "origin" } },
       {
         label: "failed or refused",
         values: history.ended.failed.map((failed, at) => failed + history.ended.refused[at]),

@@ -65,13 +65,12 @@ function showHealth(tone, sentence, since, findings) {
   at("health").dataset.tone = tone;
   say(at("sentence"), sentence);
   say(at("since"), since);
-  keep(at("findings"), findings, (finding) => finding.words, () => element("li", "", element("b"), element("span")), fillFinding);
-}
-
-function fillFinding(node, { tone, words, do: remedy }) {
-  node.dataset.tone = tone;
-  say(node.children[0], `${words}.`);
-  say(node.children[1], remedy ? `What to do: ${remedy}.` : "");
+  const make = () => element("li", "", element("b"), element("span"));
+  keep(at("findings"), findings, (finding) => finding.words, make, (node, { tone: its, words, do: remedy }) => {
+    node.dataset.tone = its;
+    say(node.children[0], words === findings[0].words ? "" : `${words}.`); // the sentence has said the first
+    say(node.children[1], remedy ? `What to do: ${remedy}.` : "");
+  });
 }
 
 function showLost(problem) {
