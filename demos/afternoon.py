@@ -93,7 +93,9 @@ async def _play(seconds: float) -> dict[str, msgspec.Raw]:
     pool = Pool()
     clients: set[asyncio.Task[object]] = set()
     began = virtual_time.now()
-    requests = traffic(SCENE.traffic, seed=SCENE.seed, duration_s=seconds, long_prompt_tokens=SCENE.objectives.long_prompt_tokens)
+    requests = traffic(
+        SCENE.traffic, seed=SCENE.seed, duration_s=seconds, long_prompt_tokens=SCENE.objectives.long_prompt_tokens
+    )
     for number, offered in enumerate(requests):
         await asyncio.sleep(began + offered.at_s - virtual_time.now())
         asking = asyncio.create_task(_ask(pool, Origin("127.0.0.1", gateway.port), number, offered, began))

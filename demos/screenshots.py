@@ -1,6 +1,6 @@
 """The pictures in docs/images: the page of a gateway, as Chromium draws it, after a quarter of an hour of `demos.afternoon`.
 
-    python -m demos.screenshots [--seconds 890] [--out docs/images]
+python -m demos.screenshots [--seconds 890] [--out docs/images]
 """
 
 import argparse

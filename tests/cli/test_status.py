@@ -155,14 +155,17 @@ def test_watched_without_a_terminal_it_is_printed_again_and_again() -> None:
         for _ in range(3):
             shown = read_until(running.stdout, b"No decision yet")
             assert b"\x1b" not in shown
-        assert interrupted(running) == (130, b"")
+        assert interrupted(running) == (130, b"\n")
 
 
 def test_watched_as_json_it_is_a_line_a_look() -> None:
-    with admin(lambda request: (200, json.dumps(STATE).encode())) as url, watching(url, "--json", stdout=subprocess.PIPE) as running:
+    with (
+        admin(lambda request: (200, json.dumps(STATE).encode())) as url,
+        watching(url, "--json", stdout=subprocess.PIPE) as running,
+    ):
         assert running.stdout is not None
         assert [json.loads(running.stdout.readline()) for _ in range(2)] == [STATE, STATE]
-        assert interrupted(running) == (130, b"")
+        assert interrupted(running) == (130, b"\n")
 
 
 def test_on_a_terminal_it_is_in_place_and_leaves_what_was_there_before() -> None:
@@ -181,7 +184,7 @@ def test_on_a_terminal_it_is_in_place_and_leaves_what_was_there_before() -> None
         assert all(looks.acquire(timeout=30) for _ in range(3))
         running.send_signal(signal.SIGINT)
         read_until(screen, b"\x1b[?1049l")
-        assert (running.wait(30), running.stderr.read()) == (130, b"")
+        assert (running.wait(30), running.stderr.read()) == (130, b"\n")
 
 
 def test_a_gateway_that_is_started_again_is_seen_again() -> None:
@@ -201,7 +204,7 @@ def test_a_gateway_that_is_started_again_is_seen_again() -> None:
             told = read_until(running.stdout, b"No decision yet")
             while b"Gone" in told:
                 told = read_until(running.stdout, b"No decision yet")
-        assert interrupted(running) == (130, b"")
+        assert interrupted(running) == (130, b"\n")
 
 
 def test_a_mistake_is_one_before_it_watches() -> None:

@@ -62,5 +62,3 @@ def gateway(folder: Path, workers: list[tuple[str, str]], *options: str) -> Iter
     )
     with process(folder, "--config", str(file), *options) as ready:
         yield Fleet(ready["gateway"]["url"], ready["admin_url"], (ready["gateway"]["models"] or [""])[0])
-
-

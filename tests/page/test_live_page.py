@@ -16,6 +16,11 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"></p><script>document.ti
 PATIENCE_MS = 20_000
 LOADED = {"prefill_s_per_token": 0.0002, "token_interval_s": 0.005, "slots": 8}
 
+POINTS = """number => Chart.getChart(document.querySelectorAll("canvas")[number])
+    .data.datasets.map(line => line.data.filter(point => point.y != null).length)"""
+TOO_WIDE = """() => [...document.querySelectorAll("body *")]
+    .filter(node => node.getBoundingClientRect().right > 391).map(node => node.outerHTML)"""
+
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -44,15 +49,18 @@ def opened(page: Page, url: str, looks: int = 2) -> None:
 
 def looked(page: Page, looks: int = 1) -> None:
     """Wait until it has asked the gateway so often, and shown what it got."""
-    page.wait_for_function("looks => Number(document.documentElement.dataset.looks ?? 0) >= looks", arg=looks, timeout=PATIENCE_MS)
+    page.wait_for_function(
+        "looks => Number(document.documentElement.dataset.looks ?? 0) >= looks", arg=looks, timeout=PATIENCE_MS
+    )
 
 
 def test_it_tells_the_story_asks_nobody_else_and_nothing_goes_wrong(fleet: Fleet, browser: Browser) -> None:
     with watched(browser) as seen:
         page = seen.page
         opened(page, fleet.admin_url)
-        assert len(seen.ink()) == 6
-        assert min(seen.ink()) > 2000
+        inked = seen.ink()
+        assert len(inked) == 6
+        assert min(inked) > 2000, inked
         assert page.inner_text("#sentence").startswith("The service is well")
         assert page.locator("#findings li").count() == 0
         for text in ("TTFT of long prompts", "limit 1.30 s, mean of 12", "Use at the peak", "floor 85 %", "Prefill", "Decode"):
@@ -61,7 +69,7 @@ def test_it_tells_the_story_asks_nobody_else_and_nothing_goes_wrong(fleet: Fleet
         assert "reads, decode-0 writes: both have room" in page.inner_text("#decisions")
         assert page.inner_text("#balance").startswith("Balance (advise): ")
         assert page.get_attribute("canvas >> nth=0", "aria-label") == "Workers in each pool. Now: prefill 2, decode 1"
-        drawn = page.evaluate("() => Chart.getChart(document.querySelectorAll('canvas')[2]).data.datasets.map(d => d.data.filter(p => p.y != null).length)")
+        drawn = page.evaluate(POINTS, 2)
         assert all(count >= 1 for count in drawn), "TTFT of long and of short prompts, and the limit"
         assert seen.asked
         assert all(url.startswith(f"{fleet.admin_url}/") for url in seen.asked)
@@ -83,9 +91,7 @@ def test_a_phone_needs_no_scrolling_to_the_side(fleet: Fleet, browser: Browser, 
     with watched(browser, viewport={"width": 390, "height": 844}, color_scheme=scheme, is_mobile=True) as seen:
         opened(seen.page, fleet.admin_url)
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
-        wide = seen.page.evaluate(
-            "() => [...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > 391).map(e => e.outerHTML)"
-        )
+        wide = seen.page.evaluate(TOO_WIDE)
         assert wide == []
         ground = seen.page.evaluate("getComputedStyle(document.body).color")
         assert sum(map(int, re.findall(r"\d+", ground)[:3])) > 600 if scheme == "dark" else 150
@@ -188,7 +194,9 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["text", "muted", "good", "warn", "bad", "unknown", "prefill", "decode", "colocated", "first", "second"])
+@pytest.mark.parametrize(
+    "name", ["text", "muted", "good", "warn", "bad", "unknown", "prefill", "decode", "colocated", "first", "second"]
+)
 def test_every_colour_of_text_can_be_read_on_both_grounds(colors: dict[str, str], name: str) -> None:
     """4.5 to 1, as WCAG 2 asks for."""
     for ground in ("card", "ground"):
@@ -200,5 +208,7 @@ def test_nothing_is_ever_built_from_text() -> None:
     scripts = [file.read_text() for file in (files("twinpool.page") / "live").iterdir() if file.name.endswith(".js")]
     assert len(scripts) > 5
     for script in scripts:
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setAttribute\(.on", script)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|setAttribute\(.on", script
+        )
         assert not re.search(r"https?://", script)

@@ -1,5 +1,5 @@
-"""Is the service well? One sentence, what is wrong, and what to do about it: the first thing that the page and `twinpool status`
-say. Read off the state that they show, so that it never says anything else than what stands below it."""
+"""Is the service well? One sentence, what is wrong, and what to do about it: the first thing that the page and `twinpool
+status` say. Read off the state that they show, so that it never says anything else than what stands below it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -25,8 +25,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def judge_health(state: Mapping[str, Any]) -> dict[str, Any]:
-    """`state` is that of `/admin/state`, all but for this. JSON-ready: tone (good, warn, bad), one sentence, and the findings, the
-    worst first."""
+    """`state` is that of `/admin/state`, all but for this. JSON-ready: tone (good, warn, bad), one sentence, and the
+    findings, the worst first."""
     found = [*_capacity(state), *_lost(state), *_slow(state), *_workers(state["workers"]), *_handoffs(state), *_idle(state)]
     found.sort(key=lambda finding: finding.tone)  # "bad" comes before "warn", and else the order stays
     tone = found[0].tone if found else "good"

@@ -9,9 +9,9 @@ from twinpool.measure.live import Window
 
 
 def describe_history(past: Sequence[Window], now: Window, passed_s: float) -> dict[str, Any]:
-    """The answer of `GET /admin/history`. Each list has a value for every whole window of ten seconds, the oldest first, and one
-    more for the window that is not over, of which `passed_s` have gone by. None where nothing was seen: use is of whole windows
-    alone."""
+    """The answer of `GET /admin/history`. Each list has a value for every whole window of ten seconds, the oldest first, and
+    one more for the window that is not over, of which `passed_s` have gone by. None where nothing was seen: use is of whole
+    windows alone."""
     windows = [*past, now]
 
     def column(value: Callable[[Window], Any]) -> list[Any]:
@@ -20,7 +20,7 @@ def describe_history(past: Sequence[Window], now: Window, passed_s: float) -> di
     return {
         "window_s": WINDOW_S,
         "passed_s": round(passed_s, 3),
-        "workers": {str(role): column(lambda window, role=role: window.pools.get(role, 0)) for role in Role},
+        "workers": {str(role): [window.pools.get(role, 0) for window in windows] for role in Role},
         "ttft_short_s": column(lambda window: _mean(window.short_ttft_s, window.short_answered)),
         "ttft_long_s": column(lambda window: _mean(window.long_ttft_s, window.long_answered)),
         "worst_gap_s": column(lambda window: _rounded(window.worst_gap_s)),
@@ -29,9 +29,7 @@ def describe_history(past: Sequence[Window], now: Window, passed_s: float) -> di
         "prompt_tokens": column(lambda window: window.prompt_tokens),
         "output_tokens": column(lambda window: window.output_tokens),
         "waiting_most": column(lambda window: window.waiting_most),
-        "ended": {
-            outcome: column(lambda window, outcome=outcome: window.ended[outcome]) for outcome in ("ok", "failed", "refused")
-        },
+        "ended": {outcome: [window.ended[outcome] for window in windows] for outcome in ("ok", "failed", "refused")},
     }
 
 

@@ -34,8 +34,8 @@ SMALLEST_PROMPT_TOKENS = 64
 
 
 class Window(msgspec.Struct):
-    """Ten seconds. `busy_s` is of all workers together, `offered` in tokens, `pools` how many workers had which role at its end.
-    Requests count in the window in which they ended."""
+    """Ten seconds. `busy_s` is of all workers together, `offered` in tokens, `pools` how many workers had which role at its
+    end. Requests count in the window in which they ended."""
 
     workers: int = 0
     pools: dict[str, int] = {}
