@@ -26,7 +26,7 @@ from twinpool.workload.arrivals import Poisson
 from twinpool.workload.lengths import Exactly, Uniform
 from twinpool.workload.mixes import Swing, short_and_long
 
-PATHS = ("admin/state", "admin/decisions?limit=12", "admin/history")
+PATHS = ("admin/state", "admin/decisions?limit=10", "admin/history")
 LONG_PROMPTS = short_and_long(0.6, output=Exactly(60))
 LONG_ANSWERS = short_and_long(0.1, output=Uniform(350, 650))
 SHIFTS_EVERY_S = 300.0
@@ -41,7 +41,7 @@ SCENE = Scenario(
     name="afternoon",
     traffic=TrafficSpec(
         mix=msgspec.to_builtins(Swing(one=LONG_PROMPTS, other=LONG_ANSWERS, every_s=SHIFTS_EVERY_S)),
-        arrivals=Poisson(rate=6.0),
+        arrivals=Poisson(rate=6.6),
     ),
     duration_s=3600.0,
     workers=(_workers(2, Role.PREFILL), _workers(2, Role.DECODE)),

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from demos.small_png import small_png
 from playwright.sync_api import Browser, Page, Route
 from tests.page.browser import chromium
 
@@ -20,16 +21,17 @@ ADDRESS = "http://127.0.0.1:8001"
 PICTURES: dict[str, dict[str, Any]] = {
     "page": {"viewport": {"width": 1240, "height": 900}, "color_scheme": "light"},
     "page-dark": {"viewport": {"width": 1240, "height": 900}, "color_scheme": "dark"},
-    "page-phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "is_mobile": True},
+    "page-phone": {"viewport": {"width": 390, "height": 1180}, "color_scheme": "light", "is_mobile": True},
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The pictures of the page.")
     parser.add_argument("--seconds", type=float, default=890.0, help="of traffic before the look")
+    parser.add_argument("--answers", type=Path, help="what `python -m demos.afternoon` said, in place of playing it again")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     asked = parser.parse_args()
-    answers = play(asked.seconds)
+    answers = read(asked.answers.read_bytes() if asked.answers else play(asked.seconds))
     asked.out.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
         for name, options in PICTURES.items():
@@ -37,11 +39,14 @@ def main() -> None:
             print(asked.out / f"{name}.png")
 
 
-def play(seconds: float) -> dict[str, Any]:
+def play(seconds: float) -> bytes:
     """What the gateway's admin port said, by path. In a process of its own: its only clock is the virtual one."""
     command = [sys.executable, "-m", "demos.afternoon", str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    answers: dict[str, Any] = json.loads(done.stdout)
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+
+
+def read(said: bytes) -> dict[str, Any]:
+    answers: dict[str, Any] = json.loads(said)
     answers["admin/state"]["gateway"]["url"] = "http://127.0.0.1:8000"  # a port that was free is no picture for the docs
     return answers
 
@@ -53,7 +58,9 @@ def take(browser: Browser, answers: dict[str, Any], file: Path, options: dict[st
     page.goto(f"{ADDRESS}/")
     page.wait_for_function("() => Number(document.documentElement.dataset.looks) >= 1")
     settled(page)
-    page.screenshot(path=file, full_page=True)
+    picture = page.screenshot(full_page=options["viewport"]["width"] > 700)
+    page.goto("about:blank")
+    file.write_bytes(small_png(page, picture))
     context.close()
 
 

@@ -63,7 +63,7 @@ def test_it_tells_the_story_asks_nobody_else_and_nothing_goes_wrong(fleet: Fleet
         assert min(inked) > 2000, inked
         assert page.inner_text("#sentence").startswith("The service is well")
         assert page.locator("#findings li").count() == 0
-        for text in ("TTFT of long prompts", "limit 1.30 s, mean of 12", "Use at the peak", "floor 85 %", "Prefill", "Decode"):
+        for text in ("TTFT of long prompts", "limit 1.3 s, mean of 12", "Use at the peak", "floor 85%", "Prefill", "Decode"):
             assert text in page.inner_text("main"), text
         assert page.locator('.pool[data-role="prefill"] .worker').count() == 2
         assert "reads, decode-0 writes: both have room" in page.inner_text("#decisions")

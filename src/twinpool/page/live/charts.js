@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 import { NONE, count, percent, seconds, tokens } from "./figures.js";
 
-const MINUTES = 15;
+const RANGES = [1, 2, 5, 10, 15]; // minutes: a gateway that has just been started has little to show
 const drawn = [];
 
 const last = (values) => values.findLast((value) => value != null) ?? null;
@@ -42,7 +42,7 @@ const CHARTS = [
     title: "Worst gap between two tokens",
     lines: (history) => [{ label: "worst gap", values: history.worst_gap_s, color: "first" }],
     limit: (limits) => ["objective", limits.itl_s],
-    axis: { type: "logarithmic", beginAtZero: false, afterBuildTicks: keepPowers },
+    axis: { type: "logarithmic", beginAtZero: false, suggestedMin: 0.01, suggestedMax: 1, afterBuildTicks: keepPowers },
     format: seconds,
   },
   {
@@ -50,13 +50,13 @@ const CHARTS = [
     lines: (history) => [
       { label: "use", values: history.utilization_ratio, color: "first" },
       {
-        label: "load offered (tokens)",
+        label: "load, tokens",
         values: history.offered_tokens.slice(0, -1).concat(null),
         color: "muted",
-        look: { yAxisID: "right", fill: "origin", borderWidth: 0 },
+        look: { yAxisID: "right", fill: "origin", borderWidth: 1 },
       },
     ],
-    limit: (limits) => ["floor at the peak", limits.utilization_floor_ratio],
+    limit: (limits) => ["floor", limits.utilization_floor_ratio],
     axis: { max: 1 },
     right: true,
     format: percent,
@@ -79,7 +79,7 @@ const CHARTS = [
 
 /** On a logarithmic axis the powers of ten, and what lies halfway. */
 function keepPowers(axis) {
-  axis.ticks = axis.ticks.filter(({ value }) => /^[135]/.test(value.toExponential()));
+  axis.ticks = axis.ticks.filter(({ value }) => /^[13](\.0*)?e/.test(value.toExponential(1)));
 }
 
 /** Draw, or draw anew. */
@@ -88,9 +88,12 @@ export function showCharts(parent, history, limits) {
   const length = history.waiting_most.length;
   const at = (place) => -Math.max(0, (length - 2 - place) * history.window_s + history.passed_s) / 60;
   const minutes = Array.from({ length }, (_, place) => (place === length - 1 ? 0 : at(place)));
+  const range = RANGES.find((most) => most >= -minutes[0]) ?? RANGES.at(-1);
   for (const { chart, what } of drawn) {
     const lines = what.lines(history);
-    chart.data.datasets = [...lines.map((line) => dataset(line, minutes)), ...limitLine(what, limits)];
+    chart.data.datasets = [...lines.map((line) => dataset(line, minutes)), ...limitLine(what, limits, range)];
+    chart.options.scales.x.min = -range;
+    chart.options.scales.x.ticks.stepSize = range === 15 || range === 10 ? 5 : 1;
     chart.update("none");
     const told = lines.map(({ label, values, look }) => `${label} ${formatOf(what, look)(last(values)) ?? NONE}`);
     chart.canvas.setAttribute("aria-label", `${what.title}. Now: ${told.join(", ")}`);
@@ -115,10 +118,9 @@ function configuration(what) {
   const scales = {
     x: {
       type: "linear",
-      min: -MINUTES,
       max: 0,
       grid: { display: false },
-      ticks: { stepSize: 5, maxRotation: 0, callback: (value) => (value === 0 ? "now" : `${-value} min ago`) },
+      ticks: { maxRotation: 0, callback: (value) => (value === 0 ? "now" : `${-value} min ago`) },
     },
     y: { beginAtZero: true, border: { display: false }, ...what.axis, ticks: { ...ticks(what.format), ...what.axis?.ticks } },
   };
@@ -163,10 +165,10 @@ function dataset({ label, values, color, look }, minutes) {
   };
 }
 
-function limitLine(what, limits) {
+function limitLine(what, limits, range) {
   if (!what.limit) return [];
   const [label, value] = what.limit(limits);
-  const data = [{ x: -MINUTES, y: value }, { x: 0, y: value }];
+  const data = [{ x: -range, y: value }, { x: 0, y: value }];
   const look = { borderColor: colorOf("muted"), borderDash: [5, 4], borderWidth: 1.5, pointRadius: 0, fill: false };
   return [{ label: `${label} ${what.format(value)}`, data, ...look }];
 }

@@ -7,12 +7,12 @@ export const NONE = "–";
 
 export const count = (number) => whole.format(number);
 export const tokens = (number) => short.format(number);
-export const percent = (ratio) => (ratio == null ? NONE : `${whole.format(ratio * 100)} %`);
+export const percent = (ratio) => (ratio == null ? NONE : `${whole.format(ratio * 100)}%`);
 
 export function seconds(value) {
   if (value == null) return NONE;
   if (value < 1) return `${whole.format(value * 1000)} ms`;
-  return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+  return `${Number(value.toPrecision(3))} s`;
 }
 
 export function age(value) {

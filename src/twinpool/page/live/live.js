@@ -9,7 +9,7 @@ import { showBalance, showDecisions, showMoves } from "./told.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 5000;
-const PATHS = ["admin/state", "admin/decisions?limit=12", "admin/history"];
+const PATHS = ["admin/state", "admin/decisions?limit=10", "admin/history"];
 const TOKEN = "twinpool-admin-token";
 
 const at = (id) => document.getElementById(id);

@@ -1,10 +1,10 @@
 // The figures that everybody looks at first. An indicator has a scale below it, with a mark where its limit is.
 
 import { element, keep, say } from "./dom.js";
-import { NONE, count, percent, plural, seconds } from "./figures.js";
+import { count, percent, plural, seconds } from "./figures.js";
 
 const TONES = { pass: "good", fail: "bad", unknown: "unknown" };
-const VERDICTS = { pass: "fits", fail: "does not fit", unknown: "cannot tell yet" };
+const VERDICTS = { pass: "fits", fail: "does not fit", unknown: "not known yet" };
 
 export function showTiles(parent, state, history) {
   keep(parent, tilesOf(state, history), (tile) => tile.name, make, fill);
@@ -18,6 +18,7 @@ function tilesOf(state, history) {
     {
       name: "Both indicators",
       value: VERDICTS[indicators.verdict],
+      isWords: true,
       note: "the last hour against its limits",
       tone: TONES[indicators.verdict],
     },
@@ -74,7 +75,8 @@ function fill(node, tile) {
   const [name, value, note, scale] = node.children;
   node.dataset.tone = tile.tone;
   say(name, tile.name);
-  say(value, tile.value ?? NONE);
+  say(value, tile.value);
+  value.className = tile.isWords ? "" : "number";
   say(note, tile.note);
   scale.hidden = !tile.scale;
   if (!tile.scale) return;

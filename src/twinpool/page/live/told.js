@@ -38,7 +38,7 @@ function row(kind) {
 
 function fill(node, ageS, words, more = "") {
   const [time, said, rest] = node.children;
-  say(time, age(ageS));
+  say(time, ageS < 1 ? "now" : age(ageS));
   say(said, words);
   say(rest, more);
 }
