@@ -1,4 +1,4 @@
-"""A picture of a page in few bytes: 256 colours, more than text and lines need. The browser finds them; a PNG is soon written."""
+"""A picture of a page in few bytes: 256 colours, more than text and lines need. The browser finds them."""
 
 import base64
 import struct

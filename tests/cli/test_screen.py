@@ -199,3 +199,20 @@ def test_what_an_engine_says_gives_the_terminal_no_orders() -> None:
     text = shown(state(worker("prefill-0", state="lost", reason="\x1b]0;owned\x07"), gateway=named))
     assert not {"\x1b", "\x07", "\u202e"} & set(text)
     assert "m\ufffd[red]odel\ufffd" in text
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({}, ""),
+        ({"ttft_s": None, "predicted_ttft_s": 0.25}, "expected after 0.25 s"),
+        ({"ttft_s": 0.314}, "after 0.31 s"),
+        ({"ttft_s": 0.314, "predicted_ttft_s": 0.25}, "after 0.31 s, expected 0.25 s"),
+    ],
+)
+def test_status_says_when_the_first_token_came_and_was_expected(known: dict[str, Any], told: str) -> None:
+    decision = {"age_s": 2.0, "choice": "colocated", "why": "no_pair", "prefill": None, "decode": "d0", "words": "d0 does all"}
+    (line,) = [
+        line for line in shown(state(worker("decode-0"), decisions=[decision | known])).splitlines() if "d0 does" in line
+    ]
+    assert line.partition("d0 does all")[2].strip() == told

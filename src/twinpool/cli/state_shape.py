@@ -54,6 +54,8 @@ class _Decision(msgspec.Struct):
     prefill: str | None
     decode: str | None
     words: str = ""
+    ttft_s: float | None = None
+    predicted_ttft_s: float | None = None
 
 
 class _Finding(msgspec.Struct):

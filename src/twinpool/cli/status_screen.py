@@ -172,11 +172,19 @@ def _balance(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _decisions(decisions: list[dict[str, Any]]) -> Table:
-    table = plain_table("Last decisions", "Which way, and why")
+    table = plain_table("Last decisions", "Which way, and why", "First token")
     for decision in reversed(decisions):
         words = decision.get("words") or f"{decision['choice']}: {decision['why'].replace('_', ' ')}"
-        table.add_row(f"{age(decision['age_s'])} ago", escape(words))
+        table.add_row(f"{age(decision['age_s'])} ago", escape(words), _first_token(decision))
     return table
+
+
+def _first_token(decision: Mapping[str, Any]) -> str:
+    """What came and what was expected, as far as either is known."""
+    came, expected = decision.get("ttft_s"), decision.get("predicted_ttft_s")
+    if came is None:
+        return "" if expected is None else f"expected after {expected:.2f} s"
+    return f"after {came:.2f} s" if expected is None else f"after {came:.2f} s, expected {expected:.2f} s"
 
 
 def _tokens(count: int) -> str:
