@@ -1,10 +1,11 @@
 """How true the simulator is: the same traffic served by the embedded engine and simulated from its measured profile.
 
-Profiles an idle worker (or takes --profile FILE), serves MIX for --duration seconds from two colocated workers and from one
-prefill and one decode worker, plays both in virtual time, and prints each figure beside the other. Wants a quiet machine.
+Profiles a worker whose neighbour reads prompts, as it does in both fleets (or takes --profile FILE), serves MIX for --duration
+seconds from two colocated workers and from one prefill and one decode worker, plays both in virtual time, and prints each
+figure beside the other. Wants a quiet machine. With --live FILE, the --json of an earlier run, that run's live figures stand.
 
     python benchmarks/fidelity.py [--rate 0.5] [--duration 600] [--mix mixed-60-40] [--scale-lengths 4] [--profile FILE]
-    [--json FILE]
+    [--live FILE] [--json FILE]
 """
 
 import argparse
@@ -67,20 +68,25 @@ def serving(*options: str) -> Iterator[dict[str, Any]]:
 def measured_profile(out: Path) -> None:
     with serving(*FLEETS["two pools"]) as told:
         prefill, decode = (worker["url"] for worker in told["workers"][:2])
-        subprocess.run([*TWINPOOL, "profile", prefill, "--decode", decode, "--out", str(out)], check=True)
+        others = ("--decode", decode, "--beside", decode)
+        subprocess.run([*TWINPOOL, "profile", prefill, *others, "--out", str(out)], check=True)
 
 
-def live(fleet: str, options: argparse.Namespace) -> dict[str, Any]:
+def live(fleet: str, options: argparse.Namespace) -> dict[str, float | None]:
+    """By figure's name."""
+    if options.live is not None:
+        rows = [Row(**row) for row in json.loads(options.live.read_text())]
+        return {row.figure: row.live for row in rows if row.fleet == fleet}
     with serving(*FLEETS[fleet]) as told, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "live.json"
         load = ["--mix", options.mix, "--rate", str(options.rate), "--duration", str(options.duration), "--seed", "1"]
         more = ["--scale-lengths", str(options.scale_lengths), "--slo-itl", str(options.slo_itl), "--json", str(out)]
         subprocess.run([*TWINPOOL, "bench", told["gateway"]["url"], *load, *more], check=True, stdout=subprocess.DEVNULL)
-        answer: dict[str, Any] = json.loads(out.read_text())
-        return answer
+        answer = json.loads(out.read_text())
+        return {name: at(answer, key) for name, key in FIGURES}
 
 
-def simulated(fleet: str, profile: Path, options: argparse.Namespace) -> dict[str, Any]:
+def simulated(fleet: str, profile: Path, options: argparse.Namespace) -> dict[str, float | None]:
     def group(count: int, role: Role) -> WorkerGroup:
         return WorkerGroup(count=count, role=role, profile=str(profile), budget_tokens=options.budget)
 
@@ -93,7 +99,8 @@ def simulated(fleet: str, profile: Path, options: argparse.Namespace) -> dict[st
         objectives=Objectives(slo_itl_s=options.slo_itl),
         arms=(arm,),
     )
-    return findings_of(simulate(scenario, arm)).as_json()
+    answer = findings_of(simulate(scenario, arm)).as_json()
+    return {name: at(answer, key) for name, key in FIGURES}
 
 
 def at(tree: dict[str, Any], key: str) -> float | None:
@@ -112,16 +119,18 @@ def main() -> None:
     parser.add_argument("--slo-itl", type=float, default=0.05)
     parser.add_argument("--budget", type=int, default=256, help="tokens a step of the embedded worker")
     parser.add_argument("--profile", type=Path)
+    parser.add_argument("--keep-profile", type=Path, help="where the measured one is kept")
+    parser.add_argument("--live", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        profile = options.profile or Path(folder) / "embedded.json"
+        profile = options.profile or options.keep_profile or Path(folder) / "embedded.json"
         if options.profile is None:
             measured_profile(profile)
         rows = []
         for fleet in FLEETS:
             served, played = live(fleet, options), simulated(fleet, profile, options)
-            rows += [Row(fleet, name, at(served, key), at(played, key)) for name, key in FIGURES]
+            rows += [Row(fleet, name, served[name], played[name]) for name, _ in FIGURES]
     print(f"{'':<12} {'':<24} {'live':>9} {'simulated':>9}   off")
     for row in rows:
         if row.live is None or row.simulated is None:

@@ -15,15 +15,20 @@ from twinpool.profile import Profile, parse_profile
 LIMITS = Limits(context_tokens=700, sequences=2, kv_tokens=1400, kv_bytes_per_token=1024)
 
 
-async def profile_of(engine: ScriptedEngine, limits: Limits = LIMITS, decode: ScriptedEngine | None = None) -> Profile:
+async def profile_of(
+    engine: ScriptedEngine,
+    limits: Limits = LIMITS,
+    decode: ScriptedEngine | None = None,
+    beside: ScriptedEngine | None = None,
+) -> Profile:
     pool = Pool()
     try:
         target = target_of(engine.url)
         says = await engine_says(pool, target)
         prepared = await prepare(pool, target, None, timeout_s=10)
-        partner = None if decode is None else target_of(decode.url)
-        shown: list[str] = []
-        return await measure(Bench(pool, prepared, 10, shown.append), limits, says, name="scripted", decode=partner)
+        partner, neighbour = [None if other is None else target_of(other.url) for other in (decode, beside)]
+        bench = Bench(pool, prepared, 10, lambda text: None)
+        return await measure(bench, limits, says, name="scripted", decode=partner, beside=neighbour)
     finally:
         await pool.close()
 
@@ -66,6 +71,41 @@ async def test_a_second_engine_shows_the_handoff(engine: ScriptedEngine) -> None
         assert decode.pulls > 0
     assert profile.handoff_bytes_per_s != 100e9
     assert not any("handoff was not measured" in note for note in profile.notes)
+
+
+async def test_a_neighbour_reads_prompts_all_the_while_and_it_is_noted(engine: ScriptedEngine) -> None:
+    engine.script.token_interval_s = 1e-3
+    async with ScriptedEngine() as beside:
+        beside.script.prefill_s_per_token = 1e-5
+        profile = await profile_of(engine, beside=beside)
+        asked = [each.body["max_tokens"] for each in beside.recorded]
+    assert len(asked) > 3
+    assert set(asked) == {1}
+    assert any(beside.url in note for note in profile.notes)
+
+
+async def test_a_neighbour_that_does_not_answer_spoils_the_figures(engine: ScriptedEngine) -> None:
+    engine.script.token_interval_s = 1e-3
+    async with ScriptedEngine() as beside:
+        beside.script.on_request = lambda recorded: Reply(status=503)
+        with pytest.raises(UserError, match=beside.url):
+            await profile_of(engine, beside=beside)
+
+
+async def test_a_machine_whose_speed_wanders_is_seen_in_every_figure_and_named(engine: ScriptedEngine) -> None:
+    """The second of three rounds is ten times as slow: no median is, and no figure was measured in that round alone."""
+    seen: dict[int, int] = {}
+
+    def answers(recorded: Recorded) -> Reply:
+        words = len(str(recorded.body["messages"]).split())
+        seen[words // 50] = seen.get(words // 50, 0) + (recorded.body["max_tokens"] == 1)
+        is_slow = seen[words // 50] == 2
+        return told(recorded.body["max_tokens"], first_s=0.1 if is_slow else 0.01, then_s=0.001, prompt_tokens=words)
+
+    engine.script.on_request = answers
+    profile = await profile_of(engine)
+    assert max(ms for _, ms in profile.prefill_ms) < 100
+    assert any(note.startswith("prefill: the rounds' times of the same work are") for note in profile.notes)
 
 
 async def test_no_two_prompts_are_the_same(engine: ScriptedEngine) -> None:
