@@ -1,6 +1,6 @@
 """The pictures in docs/images: the page of a gateway, as Chromium draws it, after a quarter of an hour of `demos.afternoon`.
 
-python -m demos.screenshots [--seconds 890] [--out docs/images]
+python -m demos.screenshots [--seconds 885] [--out docs/images]
 """
 
 import argparse
@@ -27,7 +27,7 @@ PICTURES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The pictures of the page.")
-    parser.add_argument("--seconds", type=float, default=890.0, help="of traffic before the look")
+    parser.add_argument("--seconds", type=float, default=885.0, help="of traffic before the look")
     parser.add_argument("--answers", type=Path, help="what `python -m demos.afternoon` said, in place of playing it again")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     asked = parser.parse_args()

@@ -15,12 +15,13 @@ _TO_PALETTE = """async source => {
     const counts = new Map();
     const colorAt = at => (rgba[at] << 16) | (rgba[at + 1] << 8) | rgba[at + 2];
     for (let at = 0; at < rgba.length; at += 4) counts.set(colorAt(at), (counts.get(colorAt(at)) ?? 0) + 1);
-    const commonest = new Map();  // of those that look alike, so that thin lines keep their hue
-    for (const entry of [...counts].sort((one, other) => other[1] - one[1])) {
-        const alike = entry[0] & 0xf0f0f0;
-        if (!commonest.has(alike)) commonest.set(alike, entry[0]);
+    const byCount = [...counts].sort((one, other) => other[1] - one[1]).map(([color]) => color);
+    const palette = byCount.splice(0, 96);
+    const alike = new Set();  // of the rest one of each shade, so that thin lines keep their hue
+    for (const color of byCount) {
+        if (palette.length < 256 && !alike.has(color & 0xf0f0f0)) palette.push(color);
+        alike.add(color & 0xf0f0f0);
     }
-    const palette = [...commonest.values()].slice(0, 256);
     const known = new Map(palette.map((color, place) => [color, place]));
     const parts = color => [color >> 16, (color >> 8) & 255, color & 255];
     const nearest = color => {
