@@ -187,7 +187,7 @@ def test_status_says_what_people_gave_by_hand() -> None:
         {"age_s": 70.0, "why": "manual", "words": "p0 moved to decode, because a person asked for it"},
         {"age_s": 3.0, "why": "decode_short", "words": "p1 moved to decode, because answers are many"},
     ]
-    text = shown(state(worker("prefill-0", role_is_manual=True, busy_ratio=0.42), role_changes=changes))
+    text = shown(state(worker("prefill-0", held=True, busy_ratio=0.42), role_changes=changes))
     assert "prefill (by hand)" in text
     assert "42%" in text
     assert "1 min ago: p0 moved to decode, because a person asked for it" in text

@@ -134,7 +134,7 @@ async def test_a_change_of_role_is_told_with_its_reason_and_a_person_s_is_marked
         (change,) = state["role_changes"]
         assert (change["worker"], change["role"], change["why"], change["number"]) == ("p0", "decode", "manual", 1)
         assert change["words"] == "p0 moved to decode, because a person asked for it"
-        assert {worker["id"]: worker["role_is_manual"] for worker in state["workers"]} == {"p0": True, "d0": False}
+        assert {worker["id"]: worker["held"] for worker in state["workers"]} == {"p0": True, "d0": False}
         assert (await admin(h, "GET", "/admin/decisions")).json()["role_changes"][0]["words"] == change["words"]
 
 

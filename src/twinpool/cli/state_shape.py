@@ -34,7 +34,7 @@ class _Worker(msgspec.Struct):
     kv_capacity_tokens: int | UnsetType | None = UNSET
     hands_off: bool | UnsetType = UNSET
     busy_ratio: float | None = None
-    role_is_manual: bool = False
+    held: bool = False
 
     def __post_init__(self) -> None:
         told = (self.connector, self.kv_role, self.lease_s, self.budget_tokens, self.kv_capacity_tokens, self.hands_off)

@@ -103,7 +103,7 @@ def _pools(workers: list[dict[str, Any]]) -> Table:
         busy = worker.get("busy_ratio")
         table.add_row(
             escape(worker["id"]),
-            role(worker["role"]) + (" [dim](by hand)[/]" if worker.get("role_is_manual") else ""),
+            role(worker["role"]) + (" [dim](by hand)[/]" if worker.get("held") else ""),
             f"[{_STATE_STYLE.get(state, 'white')}]{escape(state)}[/]",
             "-" if busy is None else f"{busy:.0%}",
             room,

@@ -56,7 +56,7 @@ def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
         "id": member.worker,
         "url": member.url,
         "role": str(worker.role if worker is not None else member.role),
-        "role_is_manual": bool(worker and worker.is_held),
+        "held": bool(worker and worker.is_held),
         "allowed_roles": [str(role) for role in member.allowed_roles],
         "state": state,
         "reason": member.trouble,

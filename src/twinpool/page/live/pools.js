@@ -59,7 +59,7 @@ function fill(card, worker, change) {
 function stateOf(worker, change) {
   const said = [];
   if (worker.state !== "ready") said.push(worker.state);
-  if (worker.role_is_manual) said.push("manual");
+  if (worker.held) said.push("manual");
   if (change) said.push(`moved ${age(change.age_s)} ago`);
   return said.join(", ");
 }
