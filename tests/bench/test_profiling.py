@@ -5,7 +5,7 @@ import pytest
 from tests.bench.service import told
 
 from twinpool.bench.prepare import prepare
-from twinpool.bench.profiling import Bench, EngineSays, Limits, engine_says, measure
+from twinpool.bench.profiling import Bench, EngineSays, Limits, Mixed, engine_says, measure, mixed_extra_ms
 from twinpool.bench.target import target_of
 from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 from twinpool.errors import UserError
@@ -135,3 +135,13 @@ async def test_an_engine_without_a_page_of_itself_says_nothing(engine: ScriptedE
         assert await engine_says(pool, target_of(engine.url)) == EngineSays()
     finally:
         await pool.close()
+
+
+@pytest.mark.parametrize("extra_s", [0.0, 0.004])
+def test_what_a_mixed_step_costs_extra_is_beyond_decode_and_chunk_whose_floor_counts_once(extra_s: float) -> None:
+    floor_s, token_s, decode_s, chunks = 0.010, 0.001, 0.012, 4
+    alone = [(256, floor_s + 256 * token_s), (512, 2 * floor_s + 512 * token_s), (1024, chunks * floor_s + 1024 * token_s)]
+    alone[0:0] = [(64, floor_s + 64 * token_s), (128, floor_s + 128 * token_s)]
+    read_s = chunks * (decode_s + 256 * token_s + extra_s)
+    prompt = Mixed(1, 100, 1024, decode_s + read_s, chunks + 1)
+    assert mixed_extra_ms([prompt], alone, {(1, 100): decode_s, (2, 100): 0.02}) == pytest.approx(extra_s * 1e3, abs=1e-9)

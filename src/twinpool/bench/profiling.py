@@ -83,7 +83,7 @@ class Bench(NamedTuple):
     show: Callable[[str], None]
 
 
-class _Mixed(NamedTuple):
+class Mixed(NamedTuple):
     """One prompt read beside running streams: it took `seconds`, in `steps` of theirs."""
 
     batch: int
@@ -114,7 +114,7 @@ async def measure(
         prefill = await _prefills(bench, limits, notes)
         steps = await _decode_steps(bench, limits, notes)
         mixed = await _mixed_steps(bench, limits, prefill)
-    extra_ms = _extra_ms(mixed, prefill, steps)
+    extra_ms = mixed_extra_ms(mixed, prefill, steps)
     handoff = None if decode is None else await _handoffs(bench, limits, decode, steps)
     if handoff is None:
         notes.append("the handoff was not measured: give the engine that decodes with --decode")
@@ -177,22 +177,25 @@ def _medians(times: dict[_At, list[float]], what: str, notes: list[str]) -> dict
 
 async def _prefills(bench: Bench, limits: Limits, notes: list[str]) -> list[tuple[int, float]]:
     """(tokens as counted, seconds), rising."""
-    found: dict[tuple[int], list[float]] = {}
+    found: dict[int, list[float]] = {}
+    counted: dict[int, int] = {}
     lengths = [tokens for tokens in LENGTHS if tokens <= limits.context_tokens - 64]
     for nth in range(REPEATS):
         for wanted in tuple(lengths):
             bench.show(f"round {nth + 1} of {REPEATS}: reading a prompt of {wanted:,} tokens")
             began, answer = monotonic(), await _stream(bench, wanted, 1)
             seconds = answer.pieces[0] - began
-            found.setdefault((answer.usage.prompt_tokens if answer.usage else wanted,), []).append(seconds)
+            found.setdefault(wanted, []).append(seconds)
+            counted[wanted] = answer.usage.prompt_tokens if answer.usage else wanted
             if seconds > _LONGEST_PREFILL_S / REPEATS:
                 lengths.remove(wanted)
             if seconds > _LONGEST_PREFILL_S:
                 lengths = [tokens for tokens in lengths if tokens < wanted]
                 break
-    if len(found) < 2:
+    by_length = {(counted[wanted],): seconds for wanted, seconds in found.items()}
+    if len(by_length) < 2:
         raise UserError("fewer than two lengths of prompts fit this engine's context: there is nothing to draw a line through")
-    return [(tokens, seconds) for (tokens,), seconds in sorted(_medians(found, "prefill", notes).items())]
+    return [(tokens, seconds) for (tokens,), seconds in sorted(_medians(by_length, "prefill", notes).items())]
 
 
 async def _decode_steps(bench: Bench, limits: Limits, notes: list[str]) -> dict[tuple[int, int], float]:
@@ -230,7 +233,7 @@ def _while_all_run(answers: Sequence[StreamedAnswer], batch: int) -> list[float]
     return gaps
 
 
-async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int, float]]) -> list[_Mixed]:
+async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int, float]]) -> list[Mixed]:
     """Prompts of two lengths beside one running stream."""
     found = []
     lengths = [tokens for tokens, seconds in prefill if tokens <= limits.context_tokens // 2 and seconds < 5.0][-2:]
@@ -250,19 +253,24 @@ async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int
             ]
             if touched and answer.pieces[0] < began:
                 counted = beside.usage.prompt_tokens if beside.usage else wanted
-                found.append(_Mixed(1, 64 + len(answer.pieces) // 2, counted, sum(touched), len(touched)))
+                found.append(Mixed(1, 64 + len(answer.pieces) // 2, counted, sum(touched), len(touched)))
     return found
 
 
-def _extra_ms(mixed: Iterable[_Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]) -> float:
-    """A step, over what its decode and its part of the prompt take by themselves; the median."""
+def mixed_extra_ms(mixed: Iterable[Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]) -> float:
+    """A step with a chunk of a prompt in it, over the decode and the chunk by themselves; the median. What a step takes for
+    nothing is in both of them, and counts once. The first gap that a prompt touches is the step during which it came."""
     alone = dict(prefill)
+    (few, few_s), (more, more_s) = prefill[:2]
+    floor_s = max(0.0, few_s - few * (more_s - few_s) / (more - few))
     shortest = min(context for _, context in steps)
     found = []
     for each in mixed:
         nearest = min(alone, key=lambda tokens: abs(tokens - each.prompt_tokens))
-        expected = alone[nearest] * each.prompt_tokens / nearest + (each.steps - 1) * steps[each.batch, shortest]
-        found.append((each.seconds - expected) / each.steps * 1e3)
+        with_chunk = max(1, each.steps - 1)
+        read_s = alone[nearest] * each.prompt_tokens / nearest - with_chunk * floor_s
+        expected = read_s + each.steps * steps[each.batch, shortest]
+        found.append((each.seconds - expected) / with_chunk * 1e3)
     return median(found) if found else math.nan
 
 
