@@ -194,13 +194,6 @@ def test_status_says_what_people_gave_by_hand() -> None:
     assert "p1 moved" not in text, "what balance did stands with balance"
 
 
-def test_what_an_engine_says_gives_the_terminal_no_orders() -> None:
-    named = {"url": "http://127.0.0.1:8000", "models": ["\x1b[2Jm\u202e[red]odel\n"], "draining": False}
-    text = shown(state(worker("prefill-0", state="lost", reason="\x1b]0;owned\x07"), gateway=named))
-    assert not {"\x1b", "\x07", "\u202e"} & set(text)
-    assert "m\ufffd[red]odel\ufffd" in text
-
-
 @pytest.mark.parametrize(
     ("known", "told"),
     [

@@ -12,6 +12,7 @@ import msgspec
 
 from twinpool.cli.files import read_api_keys, read_config, read_engine_key, read_secret
 from twinpool.cli.fleet import Engine, Given, choose_fleet
+from twinpool.cli.outputs import check_writable
 from twinpool.cli.started import Local, LocalVllm
 from twinpool.cli.vllm import find_vllm, plan_dry, plan_here, with_floor
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
@@ -83,9 +84,7 @@ def prepare(asked: Asked) -> Service:
     fleet = choose_fleet(config, asked)
     api_keys = read_api_keys(asked.api_key_file)
     admin_token = read_secret(asked.admin_token_file, "--admin-token-file") if asked.admin_token_file else None
-    for file, option in ((asked.journal, "--journal"), (asked.access_log, "--access-log")):
-        if file and not file.absolute().parent.is_dir():
-            raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
+    check_writable(journal=asked.journal, access_log=asked.access_log, log=asked.log)
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
     common = asked.engine_api_key_file or config.server.engine_api_key_file

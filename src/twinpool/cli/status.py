@@ -1,6 +1,5 @@
 """``twinpool status``: what a running gateway does now, once or until Ctrl-C."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import click
 
 from twinpool.cli.files import read_secret
 from twinpool.cli.fleet import engine_url
+from twinpool.cli.printing import json_text
 from twinpool.cli.state import DEFAULT_ADMIN_URL, fetch_state
 
 EVERY_S = 2.0
@@ -43,10 +43,9 @@ def command(url: str, admin_token_file: Path | None, as_json: bool, watch: bool,
 
         watch_status(look, state, every_s, as_json=as_json)
     elif as_json:
-        click.echo(json.dumps(state))
+        click.echo(json_text(state))
     else:
-        from rich.console import Console
-
         from twinpool.cli.status_screen import show_status
+        from twinpool.cli.terminal import open_screen
 
-        show_status(Console(highlight=False), state)
+        show_status(open_screen(), state)

@@ -1,14 +1,13 @@
 """What `twinpool status` shows, once or again and again; for consoles without highlighting."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
-from twinpool.cli.screen import by_role, engines_of, plain_table, role
+from twinpool.cli.screen import by_role, engines_of, role
+from twinpool.cli.terminal import show_table, tell
 
 _PAIRS_SHOWN = 10
 _STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
@@ -16,27 +15,22 @@ _TONE_STYLE = {"good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _VERDICTS = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yellow]cannot tell yet[/]"}
 
 
+class Rows(NamedTuple):
+    """A table. Cells are markup."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 def show_status(console: Console, state: Mapping[str, Any]) -> None:
-    for part in status_parts(state):
-        console.print(part, soft_wrap=isinstance(part, Text))
+    for part in _parts(state):
+        if isinstance(part, str):
+            tell(console, part)
+        else:
+            show_table(console, part.head, part.rows, whole={"URL"})
 
 
-def status_parts(state: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Lines and tables, from the top. A line is as long as it is: whoever shows it wraps it."""
-    for part in _parts(_printable(state)):
-        yield Text.from_markup(part) if isinstance(part, str) else part
-
-
-def _printable(told: Any) -> Any:
-    """What engines say of themselves is text, and no order to a terminal."""
-    if isinstance(told, str):
-        return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in told)
-    if isinstance(told, Mapping):
-        return {key: _printable(value) for key, value in told.items()}
-    return [_printable(value) for value in told] if isinstance(told, list) else told
-
-
-def _parts(state: Mapping[str, Any]) -> Iterator[str | Table]:
+def _parts(state: Mapping[str, Any]) -> Iterator[str | Rows]:
     yield from _health(state.get("health"))
     yield from _service(state)
     yield from _indicators(state.get("indicators"))
@@ -78,7 +72,7 @@ def _indicators(indicators: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"  useful work {indicators['useful_work_ratio']:.0%} of what the workers have shown they can do"
 
 
-def _workers(workers: list[dict[str, Any]]) -> Iterator[str | Table]:
+def _workers(workers: list[dict[str, Any]]) -> Iterator[str | Rows]:
     yield _pools(workers)
     attached = [worker for worker in by_role(workers) if worker.get("kind") not in (None, "embedded")]
     if attached:
@@ -95,40 +89,44 @@ def _workers(workers: list[dict[str, Any]]) -> Iterator[str | Table]:
         yield f"[dim]{escape(', '.join(names))}: {escape(line)}[/]"
 
 
-def _pools(workers: list[dict[str, Any]]) -> Table:
-    table = plain_table("Worker", "Role", "State", "Busy", "Running", "To read", "KV", "URL")
+def _pools(workers: list[dict[str, Any]]) -> Rows:
+    head, rows = ("Worker", "Role", "State", "Busy", "Running", "To read", "KV", "URL"), []
     for worker in by_role(workers):
         state = worker["state"]
         room = f"{worker['sequences']} of {worker['slots']}" if worker["slots"] else str(worker["sequences"])
         busy = worker.get("busy_ratio")
-        table.add_row(
-            escape(worker["id"]),
-            role(worker["role"]) + (" [dim](by hand)[/]" if worker.get("held") else ""),
-            f"[{_STATE_STYLE.get(state, 'white')}]{escape(state)}[/]",
-            "-" if busy is None else f"{busy:.0%}",
-            room,
-            _tokens(worker["prefill_tokens"]),
-            _tokens(worker["kv_tokens"]),
-            escape(worker["url"]),
+        rows.append(
+            (
+                escape(worker["id"]),
+                role(worker["role"]) + (" [dim](by hand)[/]" if worker.get("held") else ""),
+                f"[{_STATE_STYLE.get(state, 'white')}]{escape(state)}[/]",
+                "-" if busy is None else f"{busy:.0%}",
+                room,
+                _tokens(worker["prefill_tokens"]),
+                _tokens(worker["kv_tokens"]),
+                escape(worker["url"]),
+            )
         )
-    return table
+    return Rows(head, rows)
 
 
-def _attached(workers: list[dict[str, Any]]) -> Table:
+def _attached(workers: list[dict[str, Any]]) -> Rows:
     """What is known of engines that are not ours: asked, declared or assumed."""
-    table = plain_table("Worker", "Engine", "Connector", "Lease", "Tokens a step", "KV tokens")
+    head, rows = ("Worker", "Engine", "Connector", "Lease", "Tokens a step", "KV tokens"), []
     for worker in workers:
         connector = ", ".join(filter(None, (worker["connector"], worker["kv_role"]))) or "-"
         lease, budget = worker["lease_s"], worker["budget_tokens"]
-        table.add_row(
-            escape(worker["id"]),
-            escape(worker["engine"] or "-"),
-            escape(connector),
-            ("assumed" if worker["hands_off"] else "-") if lease is None else f"{lease:g} s",
-            "not known" if budget is None else f"{budget:,}",
-            f"{worker['kv_capacity_tokens']:,}" if worker["kv_capacity_tokens"] else "-",
+        rows.append(
+            (
+                escape(worker["id"]),
+                escape(worker["engine"] or "-"),
+                escape(connector),
+                ("assumed" if worker["hands_off"] else "-") if lease is None else f"{lease:g} s",
+                "not known" if budget is None else f"{budget:,}",
+                f"{worker['kv_capacity_tokens']:,}" if worker["kv_capacity_tokens"] else "-",
+            )
         )
-    return table
+    return Rows(head, rows)
 
 
 def _advice(workers: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -171,12 +169,12 @@ def _balance(state: Mapping[str, Any]) -> Iterator[str]:
         yield f"[dim]  {age(change['age_s'])} ago: {escape(change['words'])}[/]"
 
 
-def _decisions(decisions: list[dict[str, Any]]) -> Table:
-    table = plain_table("Last decisions", "Which way, and why", "First token")
+def _decisions(decisions: list[dict[str, Any]]) -> Rows:
+    head, rows = ("Last decisions", "Which way, and why", "First token"), []
     for decision in reversed(decisions):
         words = decision.get("words") or f"{decision['choice']}: {decision['why'].replace('_', ' ')}"
-        table.add_row(f"{age(decision['age_s'])} ago", escape(words), _first_token(decision))
-    return table
+        rows.append((f"{age(decision['age_s'])} ago", escape(words), _first_token(decision)))
+    return Rows(head, rows)
 
 
 def _first_token(decision: Mapping[str, Any]) -> str:

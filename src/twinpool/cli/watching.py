@@ -3,21 +3,23 @@
 A gateway that is gone is asked again: it may be restarted meanwhile, and whoever watches wants to see it come back.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from io import StringIO
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.rule import Rule
 from rich.text import Text
 
-from twinpool.cli.status_screen import age, status_parts
+from twinpool.cli.printing import echo, json_text
+from twinpool.cli.status_screen import age, show_status
+from twinpool.cli.terminal import Screen, open_screen, tell
 from twinpool.errors import UserError
 
 Look = Callable[[], dict[str, Any]]
@@ -40,18 +42,18 @@ class Seen:
                 self._lost_at, self._lost_since = time.monotonic(), _clock()
             self.trouble = str(gone)
 
-    def parts(self) -> Iterator[RenderableType]:
+    def show(self, console: Console) -> None:
         if self.trouble is not None:
             gone_s = time.monotonic() - self._lost_at
-            yield Text.from_markup(f"[bold red]Gone since {self._lost_since}, {age(gone_s)} ago:[/] {escape(self.trouble)}")
-            yield Text.from_markup("[dim]Asking again until it is back. What stands below is from before.[/]")
-        yield from status_parts(self.state)
+            tell(console, f"[bold red]Gone since {self._lost_since}, {age(gone_s)} ago:[/] {escape(self.trouble)}")
+            tell(console, "[dim]Asking again until it is back. What stands below is from before.[/]")
+        show_status(console, self.state)
 
 
 def watch_status(look: Look, state: Mapping[str, Any], every_s: float, *, as_json: bool) -> None:
     """Does not return: Ctrl-C ends it, as `KeyboardInterrupt`, and so does a reader of standard output who leaves."""
     seen = Seen(state)
-    console = Console(highlight=False)
+    console = open_screen()
     show, shown = _json_lines(seen) if as_json else _in_place(seen, console) if console.is_terminal else _below(seen, console)
     with shown:
         while True:
@@ -68,9 +70,9 @@ def _json_lines(seen: Seen) -> _Way:
 
     def show() -> None:
         if seen.trouble is None:
-            click.echo(json.dumps(seen.state))
+            click.echo(json_text(seen.state))
         else:
-            click.echo(f"twinpool: {seen.trouble}", err=True)
+            echo(f"twinpool: {seen.trouble}", err=True)
 
     return show, nullcontext()
 
@@ -78,8 +80,7 @@ def _json_lines(seen: Seen) -> _Way:
 def _below(seen: Seen, console: Console) -> _Way:
     def show() -> None:
         console.print(Rule(_clock(), align="left", characters="-"))
-        for part in seen.parts():
-            console.print(part, soft_wrap=isinstance(part, Text))
+        seen.show(console)
 
     return show, nullcontext()
 
@@ -89,7 +90,11 @@ def _in_place(seen: Seen, console: Console) -> _Way:
     live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
 
     def show() -> None:
-        live.update(Group(*seen.parts(), Text.from_markup(f"\n[dim]{_clock()}, Ctrl-C ends this[/]")), refresh=True)
+        paper = StringIO()
+        drawing = Screen(file=paper, width=console.width, force_terminal=True, highlight=False)
+        seen.show(drawing)
+        tell(drawing, f"\n[dim]{_clock()}, Ctrl-C ends this[/]")
+        live.update(Text.from_ansi(paper.getvalue()), refresh=True)
 
     return show, live
 

@@ -20,6 +20,10 @@ class Exactly(msgspec.Struct, frozen=True, tag="exactly", tag_field="drawn", for
         return self.tokens
 
     @property
+    def most(self) -> int:
+        return self.tokens
+
+    @property
     def mean(self) -> float:
         return float(self.tokens)
 
@@ -38,6 +42,10 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform", tag_field="drawn", for
 
     def draw(self, rng: Random) -> int:
         return rng.randint(self.low, self.high)
+
+    @property
+    def most(self) -> int:
+        return self.high
 
     @property
     def mean(self) -> float:
@@ -63,6 +71,10 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="drawn",
     def draw(self, rng: Random) -> int:
         drawn = round(self.median * exp(rng.gauss(0.0, self.sigma)))
         return min(max(drawn, self.low), self.high)
+
+    @property
+    def most(self) -> int:
+        return self.high
 
     def __str__(self) -> str:
         return f"about {self.median:,} ({self.low:,}-{self.high:,})"
