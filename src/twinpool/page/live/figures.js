@@ -11,7 +11,7 @@ export const percent = (ratio) => (ratio == null ? NONE : `${whole.format(ratio 
 
 export function seconds(value) {
   if (value == null) return NONE;
-  if (value < 1) return `${whole.format(value * 1000)} ms`;
+  if (value < 0.9995) return `${whole.format(value * 1000)} ms`;
   return `${Number(value.toPrecision(3))} s`;
 }
 
