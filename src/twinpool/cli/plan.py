@@ -46,7 +46,7 @@ NOT_FEASIBLE = 1
 )
 @click.option(
     "--rate-scale",
-    type=POSITIVE,
+    type=Number(1e-6, 1e6),
     default=1.0,
     show_default=True,
     help="Play the trace so many times as fast.",

@@ -5,8 +5,6 @@ more, or to the end of a prompt once it has read `_STRETCH_TOKENS`: in between, 
 next. It is void where the worker wrote beside. Writing: the sums over time of what ran, so that between its first and its last
 token a request can tell the mean batch it ran in."""
 
-from typing import NamedTuple
-
 import msgspec
 
 NEWBORN_LEGS = 8
@@ -16,7 +14,7 @@ NEWBORN_LEGS = 8
 _STRETCH_TOKENS = 16_384
 
 
-class ReadingSeen(NamedTuple):
+class ReadingSeen(msgspec.Struct, frozen=True, gc=False):
     """`steps` ended with a prompt; `pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens
     `u`."""
 
@@ -27,7 +25,7 @@ class ReadingSeen(NamedTuple):
     seconds: float
 
 
-class Mark(NamedTuple):
+class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Where a worker's sums stood at the first token of a request."""
 
     at: float
@@ -36,7 +34,7 @@ class Mark(NamedTuple):
     read_tokens: int
 
 
-class WritingSeen(NamedTuple):
+class WritingSeen(msgspec.Struct, frozen=True, gc=False):
     """Means over the time in which one request was written: sequences in the batch, their prompts' tokens of KV; and the prompt
     tokens that the worker read in this time."""
 

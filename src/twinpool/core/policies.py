@@ -14,7 +14,7 @@ from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import RequestFacts, Usage
 
 
-class Pending(NamedTuple):
+class Pending(msgspec.Struct, frozen=True, gc=False):
     """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none.
     One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest. Those that wait
     before it have `ahead_tokens` of prompts."""
@@ -28,7 +28,7 @@ class Pending(NamedTuple):
     ahead_tokens: int = 0
 
 
-class Entrance(NamedTuple):
+class Entrance(msgspec.Struct, frozen=True, gc=False):
     """What admission may see."""
 
     waiting: int

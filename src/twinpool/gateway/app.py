@@ -65,11 +65,13 @@ class Gateway:
         journal: Path | None = None,
         access_log: Path | None = None,
         say: Callable[[str], None] = lambda news: None,
+        pool: Pool | None = None,
     ) -> None:
-        """`say` is given news for the person who watches, a line each."""
+        """`say` is given news for the person who watches, a line each. `pool` has the connections to engines, and ends with the
+        gateway."""
         self._config = config
         self._senders = Senders(api_keys, client_priorities=config.server.client_priorities)
-        self._pool = Pool()
+        self._pool = pool if pool is not None else Pool()
         learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
         law = Law(objectives=config.objectives, balance=config.balance, learns=learns)
         controller = build_controller(config.routing, law=law)

@@ -5,6 +5,7 @@ minute moves little and a lasting change still wins."""
 
 from collections.abc import Sequence
 from math import fsum
+from operator import mul
 
 import msgspec
 
@@ -64,7 +65,7 @@ class Fit:
         self.samples += 1
         guess = 0.0
         if self.coefficients is not None:
-            guess = fsum(map(_times, self.coefficients, x))
+            guess = fsum(map(mul, self.coefficients, x))
             if guess > 0:
                 self.error_ratio += 0.05 * (min(abs(y - guess) / y, 1.0) - self.error_ratio)
                 y = min(max(y, guess / _FAR), guess * _FAR)
@@ -102,10 +103,6 @@ class Fit:
         self._products, self._values, self._weight = record.products, record.values, record.weight
         self.samples, self.coefficients, self.error_ratio = record.samples, record.coefficients, record.error
         self.seen_most = record.seen_most
-
-
-def _times(one: float, other: float) -> float:
-    return one * other
 
 
 def _add(products: list[list[float]], values: list[float], x: Sequence[float], y: float, weight: float) -> None:

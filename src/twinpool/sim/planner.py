@@ -216,15 +216,19 @@ def _margin(
     if second is None:
         return margin, RESOLUTION + _SEED_RATIO
     there = Bounds(fleet, demand_of(second.requests)).any_policy() / bound_req_s
-    together_there = _highest(together, fleet, second, there * together.capacity_req_s)
-    apart_there = _highest(apart, fleet, second, (1 + margin) * together_there) if together_there else 0.0
+    together_there = _highest(together, fleet, second, there * together.capacity_req_s, there)
+    apart_there = _highest(apart, fleet, second, (1 + margin) * together_there, there) if together_there else 0.0
     if not apart_there:
         return margin, RESOLUTION + _SEED_RATIO
     return margin, RESOLUTION + abs(apart_there / together_there - 1 - margin) / 2
 
 
-def _highest(each: Planned, fleet: Fleet, sample: Sample, guess: float) -> float:
-    """Of the same option on another sample."""
+def _highest(each: Planned, fleet: Fleet, sample: Sample, guess: float, there: float) -> float:
+    """Of the same option on another sample, whose bound is `there` times as high."""
     return highest(
-        lambda rate: _play_at(rate, each.option(), fleet, sample), guess / 1.05, apart=1.05 * 1.05, resolution=_COARSE
+        lambda rate: _play_at(rate, each.option(), fleet, sample),
+        guess / 1.05,
+        there * each.bound_req_s,
+        apart=1.05 * 1.05,
+        resolution=_COARSE,
     )

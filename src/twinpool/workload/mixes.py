@@ -66,7 +66,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift", tag_field="k
 
     def __post_init__(self) -> None:
         times = [at_s for at_s, _ in self.points]
-        if not times or times != sorted(set(times)) or not all(0 <= share <= 1 for _, share in self.points):
+        is_rising = all(before < after for before, after in zip((-inf, *times), (*times, inf), strict=True))
+        if not times or not is_rising or not all(0 <= share <= 1 for _, share in self.points):
             raise UserError("a drift's points are rising seconds with shares between 0 and 1")
 
     @property
@@ -96,8 +97,8 @@ class Swing(msgspec.Struct, frozen=True, kw_only=True, tag="swing", tag_field="k
     every_s: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.every_s < inf:
-            raise UserError("a swing has an every_s above 0")
+        if not 1e-3 <= self.every_s < inf:
+            raise UserError("a swing has an every_s of a millisecond at least")
 
     @property
     def most_tokens(self) -> int:
