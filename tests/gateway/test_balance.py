@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.gateway.house import House, house, text_of, told, until
 
-from twinpool.cli.screen import show_status
+from twinpool.cli.status_screen import show_status
 from twinpool.config import Balance, BalanceMode, Objectives, Routing, RoutingPolicy
 from twinpool.core.decisions import Balanced, WhyBalance
 from twinpool.core.model import Role

@@ -11,6 +11,7 @@ from typing import Any
 
 from twinpool.core.decisions import Choice, Decision, Forecast
 from twinpool.core.events import FirstTokenArrived
+from twinpool.gateway.decision_words import words
 from twinpool.gateway.metrics import Metrics
 
 KEPT = 1000
@@ -84,6 +85,7 @@ class DecisionLog:
                 "why": str(decision.why),
                 "prefill": decision.prefill,
                 "decode": decision.decode,
+                "words": words(decision),
                 "cached_tokens": decision.cached_tokens,
                 "ways_s": _ways(decision.forecast),
                 "predicted_ttft_s": decision.predicted_ttft_s,

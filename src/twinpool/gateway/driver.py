@@ -34,6 +34,7 @@ from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import PATHS
 from twinpool.gateway.place import Place
 from twinpool.gateway.release import Read, Releases
+from twinpool.gateway.role_changes import RoleChanges
 from twinpool.http1 import Origin, Pool
 from twinpool.measure.timeline import Timeline
 
@@ -70,6 +71,7 @@ class Driver:
         self.controller = controller
         self.decisions = DecisionLog(metrics)
         self.balances = Balances(controller.balance_mode)
+        self.role_changes = RoleChanges()
         self.say: Callable[[str], None] = lambda news: None
         self.probe_now: Callable[[str], None] = lambda worker: None
         self.scrape: Scrape = _nobody_to_ask
@@ -298,6 +300,7 @@ class Driver:
 
     def _record_role(self, command: do.RecordRole) -> None:
         self.metrics.role_changed(command.role, command.reason)
+        self.role_changes.changed(monotonic(), command)
 
     def _record_balance(self, command: do.RecordBalance) -> None:
         """A change of role comes as one."""

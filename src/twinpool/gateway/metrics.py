@@ -128,6 +128,7 @@ class Metrics:
 
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
+        self.indicators.roles_changed()
 
     def turned_away(self) -> None:
         """A request that could not be routed at all: no key, no JSON, no such model. The driver never saw it."""
@@ -152,10 +153,11 @@ class Metrics:
             self._ttft.labels(length_class).observe(timeline.ttft_s)
             for part, seconds in timeline.ttft_parts_s().items():
                 self._parts.labels(part).observe(seconds)
-        self.indicators.ended(request, outcome, timeline, prompt_tokens, usage)
         gaps = (request.stream.gaps if request.stream is not None else None) or request.gaps
         if gaps is not None:
             self._gaps.add(gaps)
+        worst_gap_s = None if gaps is None else gaps.worst_s
+        self.indicators.ended(request, outcome, timeline, prompt_tokens, usage, worst_gap_s)
 
 
 class _GapTotals(Collector):
@@ -190,6 +192,9 @@ class _ClusterNow(Collector):
 
     def collect(self) -> Iterable[Metric]:
         workers = list(self._controller.cluster)
+        states = GaugeMetricFamily("twinpool_workers", "Workers that have joined, by state.", labels=["state"])
+        for worker_state in WorkerState:
+            states.add_metric([worker_state], sum(worker.story.state is worker_state for worker in workers))
         pool = GaugeMetricFamily("twinpool_pool_workers", "Workers that are up.", labels=["role"])
         queue = GaugeMetricFamily(
             "twinpool_pool_queue_tokens", "Prompt tokens given to a pool and not known to be read.", labels=["role"]
@@ -214,7 +219,7 @@ class _ClusterNow(Collector):
             for predicted, ratio in found.items():
                 errors.add_metric([kind, predicted], ratio)
         live, waiting = self._controller.live_requests, self._controller.waiting_requests()
-        yield from (pool, queue, handles, pairs, errors)
+        yield from (states, pool, queue, handles, pairs, errors)
         yield GaugeMetricFamily(
             "twinpool_prompt_length_error_ratio",
             "Mean relative error of recent guesses of a prompt's tokens, before an engine has counted them.",

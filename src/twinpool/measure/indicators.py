@@ -56,10 +56,11 @@ class Indicators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """`reasons` are sentences, the indicators' in their order."""
+    """`reasons` are sentences, the indicators' in their order; `verdicts` those of each."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +96,11 @@ def useful_work_ratio(
 def judge(seen: Indicators, limits: Limits) -> Judged:
     """`fail` when one indicator is not fit, `pass` when both are, `unknown` else."""
     results = (_judge_ttft(seen, limits), _judge_use(seen, limits))
-    verdicts = [verdict for verdict, _ in results]
+    verdicts = tuple(verdict for verdict, _ in results)
     reasons = tuple(reason for _, reason in results)
     if "fail" in verdicts:
-        return Judged("fail", reasons)
-    return Judged("pass" if verdicts == ["pass", "pass"] else "unknown", reasons)
+        return Judged("fail", reasons, verdicts)
+    return Judged("pass" if verdicts == ("pass", "pass") else "unknown", reasons, verdicts)
 
 
 def _judge_ttft(seen: Indicators, limits: Limits) -> tuple[Verdict, str]:
