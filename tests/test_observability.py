@@ -56,6 +56,8 @@ async def test_every_metric_every_label_and_every_value_is_one_of_the_gateway_s(
         await h.chat("n1", stream=True)
         metrics = h.gateway._metrics
         metrics.decided(Decision(Choice.REFUSE, Why.QUEUE_FULL))
+        metrics.predicted(Choice.COLOCATED, 0.1)
+        metrics.regretted(Choice.COLOCATED, 0.1)
         metrics.leg_failed(Leg.DECODE, Failure.SUSPECT)
         metrics.role_changed(Role.PREFILL, "manual")
         metrics.pair_changed(PairState.ASIDE)
