@@ -4,14 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.gateway.house import house
 
 from twinpool.config import Balance, BalanceMode, Routing, RoutingPolicy
+from twinpool.core.law import CostPrior
 from twinpool.engines.scripted import Script
 from twinpool.gateway.learnt_file import Learnt, read_learnt, write_learnt
 
 AUTO: dict[str, Any] = {"balance": Balance(mode=BalanceMode.AUTO), "routing": Routing(policy=RoutingPolicy.LEAST_COST)}
+
+
+def costs_of(figure: float) -> bytes:
+    return msgspec.json.encode(Learnt(costs={"": CostPrior(**dict.fromkeys(CostPrior.__struct_fields__, figure))}))
 
 
 def script(**more: Any) -> Script:
@@ -49,6 +55,15 @@ async def test_of_another_model_it_knows_nothing_and_the_first_is_not_forgotten(
     assert sum(" other " in kind for kind in kinds) == 1
 
 
+async def test_two_gateways_with_one_file_keep_what_each_has_learnt(tmp_path: Path) -> None:
+    path = tmp_path / "learnt"
+    async with house(colocated=script(models=("other",)), learnt=path, **AUTO) as h:
+        for n in range(40):
+            assert (await h.chat(f"n{n}", stream=True, model="other")).status == 200
+        await teach(path)
+    assert sorted(" other " in kind for kind in json.loads(path.read_bytes())["costs"]) == [False, True]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -59,7 +74,12 @@ async def test_of_another_model_it_knows_nothing_and_the_first_is_not_forgotten(
         b'{"format":1,"prompt_lengths":{"ascii_tokens_per_char":-1.0}}',
         b'{"format":1,"costs":{"x":{"read_s":1}}}',
         b"\xff\xfe",
+        b'{"format":1,"x":' + b"[" * 100_000,
+        b'{"format":1,"prompt_lengths":{"ascii_tokens_per_char":1e308}}',
+        costs_of(1e-200),
+        costs_of(1e308),
     ],
+    ids=lambda text: str(text)[:40],
 )
 async def test_what_cannot_be_read_is_learnt_anew_and_said(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "learnt"

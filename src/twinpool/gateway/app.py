@@ -97,7 +97,7 @@ class Gateway:
         )
         self._driver.say = say
         self._beginnings = Beginnings() if config.routing.policy is RoutingPolicy.LEAST_COST else None
-        self._learnt = LearntKeeper(learnt, known, controller.learnt, say) if learnt is not None and learns else None
+        self._learnt = LearntKeeper(learnt, controller.learnt, say) if learnt is not None and learns else None
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
         self._pool.on_idle_lost = self._members.connection_lost

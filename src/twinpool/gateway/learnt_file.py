@@ -7,7 +7,6 @@ says of others. It is written whole or not at all, and no trouble with it keeps 
 """
 
 import asyncio
-import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,9 @@ _FORMAT = 1
 _EVERY_S = 60.0
 _MOST_KINDS = 64
 _MOST_BYTES = 1 << 20
+_MOST_FIGURE = 1e9  # seconds or tokens: nothing here was ever measured to be more
+_LEAST_FIGURE = 1e-30  # but for 0; the squares of less are 0
+_MOST_TOKENS_PER_CHAR = 100.0
 
 
 class Learnt(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ def read_learnt(path: Path, say: Callable[[str], None]) -> Learnt:
             found = _DECODER.decode(file.read(_MOST_BYTES))
     except FileNotFoundError:
         return Learnt()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as wrong:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         say(f"what was learnt before cannot be read, so it is learnt anew ({path}: {wrong})")
         return Learnt()
     if found.format != _FORMAT or not _makes_sense(found):
@@ -50,7 +52,9 @@ def read_learnt(path: Path, say: Callable[[str], None]) -> Learnt:
 
 def _makes_sense(found: Learnt) -> bool:
     figures = [value for prior in found.costs.values() for value in msgspec.structs.astuple(prior) if value is not None]
-    return all(math.isfinite(value) and value >= 0 for value in (*figures, *found.prompt_lengths.values()))
+    return all(value == 0 or _LEAST_FIGURE <= value <= _MOST_FIGURE for value in figures) and all(
+        0 <= value <= _MOST_TOKENS_PER_CHAR for value in found.prompt_lengths.values()
+    )
 
 
 def write_learnt(path: Path, learnt: Learnt) -> None:
@@ -67,21 +71,19 @@ def write_learnt(path: Path, learnt: Learnt) -> None:
 
 
 class LearntKeeper:
-    """Writes what `now` gives (costs by kind, prompts' lengths) each minute, and at the end; kinds of earlier starts stay until
-    there are too many."""
+    """Writes what `now` gives (costs by kind, prompts' lengths) each minute, and at the end. Kinds of earlier starts, and of
+    other gateways with the same file, stay until there are too many."""
 
     def __init__(
         self,
         path: Path,
-        before: Learnt,
         now: Callable[[], tuple[dict[str, CostPrior], dict[str, float]]],
         say: Callable[[str], None],
     ) -> None:
         self._path = path
-        self._before = before
         self._now = now
         self._say = say
-        self._written: Learnt | None = None
+        self._written: tuple[dict[str, CostPrior], dict[str, float]] | None = None
         self._is_told = False
         self._is_closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -95,20 +97,21 @@ class LearntKeeper:
             await self._task
 
     async def write(self) -> None:
-        costs, prompt_lengths = self._now()
-        if not costs:
-            return
-        older = [(kind, prior) for kind, prior in self._before.costs.items() if kind not in costs]
-        learnt = Learnt(costs=dict([*older, *costs.items()][-_MOST_KINDS:]), prompt_lengths=prompt_lengths)
-        if learnt == self._written:
+        found = costs, prompt_lengths = self._now()
+        if not costs or found == self._written:
             return
         try:
-            await asyncio.to_thread(write_learnt, self._path, learnt)
-            self._written = learnt
+            await asyncio.to_thread(self._add, costs, prompt_lengths)
+            self._written = found
         except OSError as wrong:
             if not self._is_told:
                 self._say(f"what is learnt of the engines cannot be kept for the next start: {wrong}")
             self._is_told = True
+
+    def _add(self, costs: dict[str, CostPrior], prompt_lengths: dict[str, float]) -> None:
+        there = read_learnt(self._path, lambda _: None).costs
+        others = [(kind, prior) for kind, prior in there.items() if kind not in costs]
+        write_learnt(self._path, Learnt(costs=dict([*others, *costs.items()][-_MOST_KINDS:]), prompt_lengths=prompt_lengths))
 
     async def _keep(self) -> None:
         while not self._is_closing.is_set():
