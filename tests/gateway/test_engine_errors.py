@@ -1,6 +1,7 @@
 """What an engine says is passed on when it is about the request, tried elsewhere when it is about the engine, and never taken
 for an answer when it is neither."""
 
+import gzip
 import json
 from typing import Any
 
@@ -186,6 +187,17 @@ async def test_what_is_no_http_or_no_json_is_tried_elsewhere(raw: bytes, leg: st
     async with house(**pools(leg, 2)) as h:
         first(h, leg).script.replies.append(Reply(chunks=((0, raw),), is_raw=True))
         assert (await h.chat("n9")).text == told("n9")
+        assert await h.outcomes() == {"ok": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_what_is_compressed_though_nobody_asked_for_that_is_tried_elsewhere(stream: bool) -> None:
+    async with house(colocated=2) as h:
+        headers = ((b"content-type", b"application/json"), (b"content-encoding", b"gzip"))
+        h.c.script.replies.append(Reply(headers=headers, body=gzip.compress(b'{"choices":[]}')))
+        answer = await h.chat("n9", stream=stream)
+        assert (text_of(answer.events) if stream else answer.text) == told("n9")
+        assert len(h.c.recorded) == 1
         assert await h.outcomes() == {"ok": 1}
 
 

@@ -196,7 +196,8 @@ async def test_of_a_clients_headers_engines_get_the_trace_alone() -> None:
         assert answer.headers["x-request-id"] == "mine"
         for engine in (h.p, h.d):
             got = engine.last.headers
-            assert set(got) == {"host", "content-length", "content-type", "x-request-id", *trace}
+            assert set(got) == {"host", "content-length", "content-type", "accept-encoding", "x-request-id", *trace}
+            assert got["accept-encoding"] == "identity"
             assert trace.items() <= got.items()
             assert "mine" not in got["x-request-id"]
         assert canary.connections == 0

@@ -112,7 +112,8 @@ class ClientRequest:
     def leg_headers(self, leg: Leg) -> Headers:
         """For an engine. The id is new with each leg, so that no engine ever takes two for one."""
         leg_id = f"{self.id}-{self.attempt}-{leg}".encode()
-        return [(b"content-type", b"application/json"), (b"x-request-id", leg_id), *self._passed_headers]
+        ours = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity"), (b"x-request-id", leg_id)]
+        return [*ours, *self._passed_headers]
 
     def answer_headers(self, *, with_route: bool) -> Headers:
         """Ours, for the client's answer."""

@@ -105,6 +105,8 @@ class _Answer:
         for name, value in headers:
             if name == b"content-type":
                 self.content_type = value
+            elif name == b"content-encoding" and status == 200 and value.lower() != b"identity":
+                self._end(LegEnd(failure=Failure.ERROR))  # we asked for none, and nobody could read what comes
             elif name == _HANDOFF_HEADER:
                 self.handoff.seconds = _number(value)
             elif name == _BYTES_HEADER:
