@@ -1,5 +1,6 @@
 """Who gets in, and who would be late."""
 
+import msgspec
 import pytest
 from tests.core.stage import Stage, prompt, worker
 from tests.policy.costs_of import PRIOR
@@ -70,10 +71,10 @@ def test_who_does_not_know_does_not_refuse() -> None:
     assert late(prompt(), 100, 99.0, Decision(Choice.WAIT, Why.PREFILL_BUSY, forecast=Forecast(pair_s=9.0))) is None
 
 
-def busy_stage(**rules: bool) -> Stage:
+def busy_stage(law: Law = LAW, **rules: bool) -> Stage:
     """A pair that reads prompts of 4,000 tokens (0.16 s each, as far as is known), and writes already."""
     made = Stage()
-    made.controller = build_controller(Routing(policy=RoutingPolicy.LEAST_COST, **rules), law=LAW)  # type: ignore[arg-type]
+    made.controller = build_controller(Routing(policy=RoutingPolicy.LEAST_COST, **rules), law=law)  # type: ignore[arg-type]
     for name in ("p1", "d1"):
         made.joins(worker(name, slots=256, budget_tokens=8192))
     made.arrives("writes", prompt(1000))
@@ -89,6 +90,13 @@ def test_what_would_wait_too_long_is_refused_when_it_comes() -> None:
     assert made.decisions[-1] == Decision(Choice.REFUSE, Why.LATE)
     assert answers[0] == [do.SendPrefill(request="r0", attempt=1, worker="p1")]
     assert 1 <= made.controller.waiting_requests() <= 3
+
+
+def test_however_late_it_would_be_nobody_is_told_to_stay_away_for_longer_than_anybody_waits() -> None:
+    far = msgspec.structs.replace(PRIOR, mixed_s=1e9, handoff_s=1e9)
+    made = busy_stage(msgspec.structs.replace(LAW, priors={"": far}), refuse_late=True)
+    refused = do.FailRequest(request="r", status=429, reason=Reason.WOULD_BE_LATE, retry_after_s=60)
+    assert made.arrives("r", prompt(4000)) == [refused]
 
 
 def test_what_has_waited_too_long_leaves_the_queue_when_its_turn_comes() -> None:

@@ -66,7 +66,7 @@ def refuse(books: Books, request: Request, why: Why, out: list[do.Command], *, l
     del books.requests[request.id]
     status, reason, retry_after_s = _REFUSALS[why]
     if late_s is not None:
-        retry_after_s = ceil(late_s)
+        retry_after_s = ceil(min(late_s, books.rules.queue_timeout_s))  # by then nobody is left who stands before it now
     decision = Decision(Choice.REFUSE, why)
     out.append(do.RecordDecision(request=request.id, attempt=request.attempt, decision=decision))
     out.append(do.FailRequest(request=request.id, status=status, reason=reason, retry_after_s=retry_after_s))
