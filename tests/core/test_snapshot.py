@@ -25,7 +25,7 @@ from twinpool.core import events as on
 from twinpool.core.controller import Controller
 from twinpool.core.journal import Header, decode_header, encode_header, encode_step
 from twinpool.core.lifecycle import MOVES_KEPT, WorkerState
-from twinpool.core.model import Failure, Leg, Role
+from twinpool.core.model import Failure, Leg, Role, Usage
 from twinpool.errors import UserError
 
 
@@ -188,6 +188,16 @@ def test_something_of_everything_is_remembered() -> None:
     assert [handle["story"]["state"] for handle in told["handles"]] == ["orphaned"]
     assert told["prompt_lengths"]["ascii_tokens_per_char"] != 0.25
     assert everything(again(controller)) == everything(controller)
+
+
+def test_nothing_is_remembered_of_what_a_worker_held_that_was_removed() -> None:
+    stage = Stage(worker("c1"), rules=RULES)
+    stage.arrives("r", msgspec.structs.replace(prompt(2000), prefix=(1, 2, 3)))
+    stage.first_token("r")
+    assert json.loads(bytes(stage.controller.remember()))["learnt"]["prefixes"]["held"] == {"c1": [1, 2, 3]}
+    stage.removes("c1")
+    stage.finishes("r", usage=Usage(2000, 16, 0))
+    assert json.loads(bytes(stage.controller.remember()))["learnt"]["prefixes"] == {"held": {}, "came_true": {}}
 
 
 def test_pairs_are_remembered_with_their_canaries_strikes_and_waits() -> None:

@@ -26,6 +26,9 @@ def test_a_new_engine_holds_nothing() -> None:
     known = holding()
     known.forget("p1")
     assert known.cached_tokens("p1", A, 10_000) == 0
+    known.told("p1", 1536, 0)  # of the one before
+    known.holds("p1", A)
+    assert known.cached_tokens("p1", A, 10_000) == 1536
 
 
 def test_it_is_bounded_the_oldest_first_out() -> None:

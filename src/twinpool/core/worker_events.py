@@ -83,6 +83,7 @@ def worker_removed(books: Books, event: on.WorkerRemoved, out: list[do.Command])
     if worker is not None:
         books.pairs.forget(worker)
         books.cluster.remove(event.worker)
+        books.policies.learner.forget(event.worker)
         send_canaries(books, event.at, out)  # one of its own may have kept another worker
         dispatch(books, event.at, out)
 

@@ -36,7 +36,7 @@ class Prefixes:
 
     def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
         """Of `held_tokens` that it should have held it had so many."""
-        if held_tokens > 0:
+        if held_tokens > 0 and worker in self._held:  # else it is gone, or another engine by now
             share = self._came_true.get(worker, 1.0)
             self._came_true[worker] = share + _TOLD_RATE * (min(1.0, cached_tokens / held_tokens) - share)
 
