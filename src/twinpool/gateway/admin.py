@@ -38,8 +38,8 @@ from twinpool.page.served import assets
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-_WORKER_ID = r"\A[A-Za-z0-9._-]{1,64}\Z"
-"""It stands in paths of this port and in headers of answers."""
+_WORKER_ID = r"\A(?!\.+\Z)[A-Za-z0-9._-]{1,64}\Z"
+"""It stands in paths of this port, where dots alone are none, and in headers of answers."""
 
 
 class _NewWorker(Declared, frozen=True, kw_only=True):

@@ -66,14 +66,16 @@ class Member:
 
 def parse_origin(url: str, api_key: str | None = None) -> Origin:
     """`http://host:port`, and the key for whoever listens there; raises `UserError` for what is no such URL."""
-    parts = urlsplit(url)
+    wrong = UserError(f"{url!r} is not the address of a worker: write http://HOST:PORT")
     try:
+        parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
-        port = None
+        raise wrong from None
     is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or "@" in parts.netloc)
-    if parts.scheme not in ("http", "https") or not parts.hostname or port is None or not is_bare:
-        raise UserError(f"{url!r} is not the address of a worker: write http://HOST:PORT")
+    is_clean = url.isprintable() and " " not in url  # what is no part of an address is dropped without a word, else
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_bare or not is_clean:
+        raise wrong
     headers = () if api_key is None else ((b"authorization", b"Bearer " + api_key.encode()),)
     return Origin(parts.hostname, port, parts.scheme == "https", headers)
 
