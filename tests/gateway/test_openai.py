@@ -24,6 +24,17 @@ def test_the_length_of_a_chat_is_that_of_its_texts() -> None:
     assert facts.is_ascii
 
 
+@pytest.mark.parametrize("other", [{"type": "text", "text": None}, {"type": "image_url", "text": 7}, "ef", 7, None])
+def test_no_part_hides_how_long_the_others_are(other: object) -> None:
+    parts = [{"type": "text", "text": "abcd"}, other]
+    assert _chat(messages=[{"role": "user", "content": parts}]).facts.prompt_chars == (6 if other == "ef" else 4)
+
+
+@pytest.mark.parametrize("prompt", [[[1, 2, 3], [4, 5]], [1, 2, 3, 4, 5]])
+def test_tokens_are_as_long_as_four_letters_each(prompt: object) -> None:
+    assert _completion(prompt=prompt).facts.prompt_chars == 16
+
+
 def test_escaped_characters_count_as_the_characters_they_are() -> None:
     facts = read_call(Endpoint.CHAT, json.dumps({"model": "m", "messages": [{"content": "日本"}]}).encode()).facts
     assert (facts.prompt_chars, facts.is_ascii) == (2, False)

@@ -50,6 +50,14 @@ def test_what_an_engine_is_asked(given: bytes | None, asked: bytes | None) -> No
     assert (None if found is None else bytes(found["stream_options"])) == asked
 
 
+@pytest.mark.parametrize("given", [1, "x"])
+async def test_a_wish_that_is_none_is_refused_by_the_engine_in_its_own_words(given: Any) -> None:
+    async with house(colocated=1) as h:
+        answer = await h.chat("n1", stream=True, stream_options=given)
+        assert (answer.status, answer.error["param"]) == (400, "stream_options")
+        assert len(h.c.recorded) == 1
+
+
 # What is taken out
 
 

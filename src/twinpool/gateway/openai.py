@@ -62,7 +62,8 @@ _OBSTACLES = (
 """Fields that are an obstacle as soon as they say anything. `prompt_logprobs: 0` asks for those of the prompt itself."""
 
 _MESSAGES = msgspec.json.Decoder(list[_Message])
-_PARTS = msgspec.json.Decoder(list[_Part])
+_PARTS = msgspec.json.Decoder(list[msgspec.Raw])
+_PART = msgspec.json.Decoder(_Part)
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
 _INTEGER = msgspec.json.Decoder(int)
@@ -165,16 +166,25 @@ def _prompt(endpoint: Endpoint, fields: Fields) -> tuple[list[str], int | None]:
     texts = _decode(_TEXTS, prompt)
     if texts is not None:
         return texts, len(texts)
-    if bytes(prompt)[1:].lstrip().startswith(b"["):  # a list of prompts in tokens
-        return [], bytes(prompt).count(b"[") - 1
-    return ["aaaa"] * bytes(prompt).count(b","), None  # one prompt in tokens: as long as four letters each
+    tokens = ["aaaa"] * bytes(prompt).count(b",")  # each as long as four letters
+    is_list = bytes(prompt)[1:].lstrip().startswith(b"[")
+    return tokens, bytes(prompt).count(b"[") - 1 if is_list else None
 
 
 def _content(content: msgspec.Raw) -> list[str]:
     text = _decode(_TEXT, content)
     if text is not None:
         return [text]
-    return [part.text for part in _decode(_PARTS, content) or []]
+    return [_text_of(part) for part in _decode(_PARTS, content) or []]
+
+
+def _text_of(part: msgspec.Raw) -> str:
+    """Each part by itself: one that has no text must not hide how long the others are. vLLM takes a bare text too."""
+    text = _decode(_TEXT, part)
+    if text is not None:
+        return text
+    found = _decode(_PART, part)
+    return "" if found is None else found.text
 
 
 def _integer(fields: Fields, name: str) -> int | None:

@@ -58,6 +58,8 @@ def understand(body: Any, *, is_chat: bool, script: Script) -> Asked:
     if not isinstance(body, dict):
         raise Objection("the body is not a JSON object")
     options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise Objection("stream_options must be an object.", param="stream_options")
     limit = body.get("max_completion_tokens") if is_chat else None
     limit = body.get("max_tokens") if limit is None else limit
     stop = body.get("stop") or ()
