@@ -1,6 +1,7 @@
 """What is learnt of engines outlasts the gateway, for engines of the same kind; and nobody waits for it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,25 @@ async def test_with_balance_off_nothing_is_learnt_or_kept(tmp_path: Path) -> Non
         for n in range(40):
             await h.chat(f"n{n}", stream=True)
     assert not (tmp_path / "learnt").exists()
+
+
+def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    news: list[str] = []
+    assert read_learnt(path, news.append) == Learnt()
+    assert "is no file" in news[0]
+    with pytest.raises(OSError, match="is no file"):
+        write_learnt(path, Learnt())
+    assert path.is_fifo()
+
+
+def test_a_link_stays_and_leads_to_what_was_written(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "there")
+    write_learnt(link, Learnt(prompt_lengths={"error_ratio": 0.5}))
+    assert link.is_symlink()
+    assert read_learnt(tmp_path / "there", pytest.fail).prompt_lengths == {"error_ratio": 0.5}
 
 
 def test_a_file_is_replaced_and_never_half_written(tmp_path: Path) -> None:

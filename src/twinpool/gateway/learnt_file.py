@@ -37,6 +37,7 @@ _DECODER = msgspec.json.Decoder(Learnt)
 def read_learnt(path: Path, say: Callable[[str], None]) -> Learnt:
     """What the file has; nothing, and why, where it is none of ours."""
     try:
+        _must_be_a_file(path)
         with path.open("rb") as file:
             found = _DECODER.decode(file.read(_MOST_BYTES))
     except FileNotFoundError:
@@ -58,7 +59,9 @@ def _makes_sense(found: Learnt) -> bool:
 
 
 def write_learnt(path: Path, learnt: Learnt) -> None:
-    """Whole or not at all. Raises `OSError`."""
+    """Whole or not at all. Raises `OSError`, also where something is there that is no file: a device is not to be replaced."""
+    _must_be_a_file(path)
+    path = Path(os.path.realpath(path))  # a link stays where it is
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -68,6 +71,11 @@ def write_learnt(path: Path, learnt: Learnt) -> None:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def _must_be_a_file(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
 
 
 class LearntKeeper:
