@@ -272,6 +272,7 @@ def test_the_story_of_a_worker_that_comes_and_goes_does_not_grow() -> None:
         (b'"ascii_tokens_per_char"', b'"unheard_of"'),
         (b'"state":"orphaned"', b'"state":"unheard of"'),
         (b'"story":', b'"tale":'),
+        (b'"came_true"', b'"was_true"'),
     ],
 )
 def test_a_broken_snapshot_is_said_to_be_one(found: bytes, put: bytes) -> None:

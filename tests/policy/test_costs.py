@@ -69,3 +69,17 @@ def test_the_errors_of_what_was_predicted_are_told_by_kind() -> None:
     for _ in range(2000):
         learnt.read("slow", ReadingSeen(1, 1, 1000, 1e6, 0.06))
     assert learnt.errors()["slow"]["reading"] < 0.5 * at_first, "it learns"
+
+
+@pytest.mark.parametrize("count", range(16, 36))
+def test_what_is_remembered_goes_on_as_it_would_have_at_any_moment(count: int) -> None:
+    """Also between two renewals of the estimates."""
+    one, other = Costs({}, 0.05), Costs({}, 0.05)
+    for n in range(count):
+        one.wrote("k", WritingSeen(1.0, 1.0 + n, 4000.0, 0), 100)
+        one.read("k", ReadingSeen(1, 1 + n % 3, 1000 + n, 1e6, 0.1))
+    other.recall(one.remember())
+    found, expected = other.of("k"), one.of("k")
+    assert found is not None
+    assert expected is not None
+    assert vars(found) == vars(expected)

@@ -115,17 +115,22 @@ class _Kind:
         self.free_sequence_tokens = prior.free_sequence_tokens if prior is not None else 0.0
         self._most_batch = prior.most_batch if prior is not None else 0.0
         self.steps_a_prompt = 0.5  # that end with a prompt: short ones are read several at once
+        self.in_use = (0.0, 0.0)  # steps a prompt and the largest batch, as they were when the costs were renewed
         self.costs: KindCosts | None = None
         self.renew()
 
     def renew(self) -> None:
+        self.use((self.steps_a_prompt, self.step.seen_most[1]))
+
+    def use(self, in_use: tuple[float, float]) -> None:
+        self.in_use = steps_a_prompt, seen_most = in_use
         reading, step = self.reading.coefficients, self.step.coefficients
         if reading is None and step is not None and step[3]:
             reading = [0.0, step[3], 0.0]  # seen only beside writing, as where no answer is streamed
         if reading is None or step is None:
             return
         handoff = self.handoff.coefficients or [0.0, 0.0]
-        most = inf if self._most_batch is None else max(self._most_batch, self.step.seen_most[1])
+        most = inf if self._most_batch is None else max(self._most_batch, seen_most)
         if not step[3]:  # nobody has read beside writing yet
             step = [*step[:3], reading[1]]
         self.costs = KindCosts(
@@ -136,7 +141,7 @@ class _Kind:
             free_tokens=self.free_tokens,
             free_sequence_tokens=self.free_sequence_tokens,
             most_batch=most,
-            a_prompt_s=reading[0] * self.steps_a_prompt,
+            a_prompt_s=reading[0] * steps_a_prompt,
             itl_s=self._itl_s,
         )
 
@@ -146,6 +151,7 @@ class KindRecord(msgspec.Struct):
     step: FitRecord
     handoff: FitRecord
     steps_a_prompt: float
+    in_use: tuple[float, float]
 
 
 class Costs:
@@ -193,7 +199,9 @@ class Costs:
 
     def remember(self) -> dict[str, KindRecord]:
         return {
-            name: KindRecord(kind.reading.remember(), kind.step.remember(), kind.handoff.remember(), kind.steps_a_prompt)
+            name: KindRecord(
+                kind.reading.remember(), kind.step.remember(), kind.handoff.remember(), kind.steps_a_prompt, kind.in_use
+            )
             for name, kind in self._kinds.items()
         }
 
@@ -205,7 +213,7 @@ class Costs:
             kind.step.recall(of.step)
             kind.handoff.recall(of.handoff)
             kind.steps_a_prompt = of.steps_a_prompt
-            kind.renew()
+            kind.use(of.in_use)
 
     def _kind(self, name: str) -> _Kind:
         found = self._kinds.get(name)

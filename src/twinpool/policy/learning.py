@@ -6,6 +6,7 @@ from twinpool.core.law import CostPrior, Law
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import RequestFacts, Usage
 from twinpool.core.policies import Learner
+from twinpool.errors import UserError
 from twinpool.policy.costs import Costs, KindRecord
 from twinpool.policy.demand import Demand, DemandRecord
 from twinpool.policy.prefix import Prefixes, PrefixesRecord
@@ -102,7 +103,11 @@ class Learning:
         return msgspec.Raw(msgspec.json.encode(record))
 
     def recall(self, learnt: msgspec.Raw) -> None:
-        record = _DECODER.decode(learnt)
+        """Raises `UserError` where that is nothing this version has remembered."""
+        try:
+            record = _DECODER.decode(learnt)
+        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+            raise UserError(f"the journal's snapshot is broken: {wrong}") from wrong
         self.costs.recall(record.costs)
         self.demand.recall(record.demand)
         self.prefixes.recall(record.prefixes)
