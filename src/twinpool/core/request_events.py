@@ -3,6 +3,7 @@
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.books import Books
+from twinpool.core.cluster import Worker
 from twinpool.core.decisions import Why
 from twinpool.core.dispatching import dispatch, hand_off, refuse_if_late, send_canaries
 from twinpool.core.endings import cancel_legs, end, fail, refuse, release, resume, retry
@@ -86,6 +87,8 @@ def first_token_arrived(books: Books, event: on.FirstTokenArrived, out: list[do.
     is_whole = Leg.WHOLE in request.out
     if is_whole:
         _prompt_read(books, request, Leg.WHOLE, request.prompt_tokens - request.cached_tokens, request.cached_tokens)
+    elif request.facts.prefix and request.decode is not None:
+        _holds(books, request, books.cluster.get(request.decode.worker))  # what was handed over to it
     if is_whole or Leg.DECODE in request.out:
         request.mark = books.cluster.begun(request.key(Leg.WHOLE if is_whole else Leg.DECODE))
     if is_whole:
@@ -237,9 +240,18 @@ def _prompt_read(books: Books, request: Request, leg: Leg, tokens: int, cached: 
     if worker is None:
         return
     if request.facts.prefix:
-        books.policies.learner.holds(worker.facts.worker, request.facts.prefix)
+        _holds(books, request, worker)
+        books.policies.learner.reused(tokens, cached)
     if seen is not None:
         books.policies.learner.read(worker.kind, seen)
+
+
+def _holds(books: Books, request: Request, worker: Worker | None) -> None:
+    if worker is None:
+        return
+    capacity = worker.facts.kv_capacity_tokens
+    room = None if capacity is None else capacity - worker.kv_tokens
+    books.policies.learner.holds(worker.facts.worker, request.facts.prefix, room)
 
 
 def _learn_speed(books: Books, request: Request, event: on.RequestFinished, usage: Usage) -> None:

@@ -31,10 +31,11 @@ _BUDGET = 2048  # tokens a step, where it does not tell: vLLM's old default, and
 class Whole:
     """One worker that could do all of it."""
 
-    __slots__ = ("keeps_itl", "read_s", "ttft_s", "worker")
+    __slots__ = ("cached_tokens", "keeps_itl", "read_s", "ttft_s", "worker")
 
-    def __init__(self, worker: WorkerView, ttft_s: float, read_s: float, *, keeps_itl: bool) -> None:
+    def __init__(self, worker: WorkerView, ttft_s: float, read_s: float, cached_tokens: int, *, keeps_itl: bool) -> None:
         self.worker = worker
+        self.cached_tokens = cached_tokens
         self.ttft_s = ttft_s
         self.read_s = read_s
         self.keeps_itl = keeps_itl
@@ -61,6 +62,7 @@ def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
         whole: Whole | None = None
         on_prefill: Whole | None = None
         has_prefill = has_decode = False
+        is_better = _is_sooner if is_one_pool else _keeps_more
         for worker in workers:
             kind = costs.of(worker.kind)
             if kind is None:
@@ -103,7 +105,7 @@ def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
                 continue
             cached = prefixes.cached_tokens(worker.facts.worker, facts.prefix, tokens) if facts.prefix else 0
             candidate = _whole(worker, kind, at, tokens - cached, cached, tokens, answer)
-            if candidate is not None and (whole is None or _is_better(candidate, whole)):
+            if candidate is not None and (whole is None or is_better(candidate, whole)):
                 whole = candidate
         if is_one_pool or not (has_prefill and has_decode):
             if has_prefill and not is_one_pool and whole is None:
@@ -179,7 +181,7 @@ def _whole(
     if not batch:
         queued_s = worker.read_until - at if waiting and worker.read_until > at else 0.0
         read_s = kind.read_s + kind.read(unread, cached)
-        return Whole(worker, queued_s + read_s, read_s, keeps_itl=True)
+        return Whole(worker, queued_s + read_s, read_s, cached, keeps_itl=True)
     total = waiting + unread
     step_s = kind.step_s + kind.step_sequence_s * batch + kind.step_kv_token_s * kv
     chunk = min(free, total)
@@ -188,7 +190,7 @@ def _whole(
     pairs_s = kind.read_pair_s * unread * (unread + 2.0 * cached)
     ttft_s = steps * mixed_s + pairs_s + 0.5 * step_s
     read_s = unread / chunk * mixed_s + pairs_s
-    return Whole(worker, ttft_s, read_s, keeps_itl=mixed_s + pairs_s / steps <= kind.limit_s)
+    return Whole(worker, ttft_s, read_s, cached, keeps_itl=mixed_s + pairs_s / steps <= kind.limit_s)
 
 
 def _reads_on(worker: WorkerView, kind: KindCosts) -> bool:
@@ -196,10 +198,15 @@ def _reads_on(worker: WorkerView, kind: KindCosts) -> bool:
     return kind.step(1, 0, worker.facts.budget_tokens or _BUDGET) <= kind.limit_s
 
 
-def _is_better(one: Whole, other: Whole) -> bool:
+def _keeps_more(one: Whole, other: Whole) -> bool:
     """Who keeps the objective comes first; among equals the first by id stays."""
     if one.keeps_itl is not other.keeps_itl:
         return one.keeps_itl
+    return one.ttft_s < other.ttft_s
+
+
+def _is_sooner(one: Whole, other: Whole) -> bool:
+    """In one pool the budget sees to the objective, whoever takes the prompt."""
     return one.ttft_s < other.ttft_s
 
 
@@ -208,6 +215,7 @@ def _on(whole: Whole, why: Why, tokens: int, forecast: Forecast | None = None) -
         Choice.COLOCATED,
         why,
         decode=whole.worker.facts.worker,
+        cached_tokens=whole.cached_tokens,
         read_s=whole.read_s,
         forecast=forecast or Forecast(decode_s=_rounded(whole.ttft_s)),
     )
