@@ -15,9 +15,8 @@ from statistics import pstdev
 from typing import NamedTuple
 
 import msgspec
-from pushing import in_place
 
-from cells import TRAFFICS, Cell, Sample, Way, bound_req_s, play, sample, scenario_of
+from cells import TRAFFICS, Cell, Sample, Way, bound_req_s, in_place, play, sample, scenario_of
 from twinpool.assemble import build_controller
 from twinpool.config import BalanceMode, Routing
 from twinpool.core.cluster import WorkerView

@@ -24,8 +24,11 @@ from cells import PEERS, WORKERS, Cell, Way, bound_req_s, carries, cells, digest
 from twinpool.sim.climb import Outcome, Play, climb
 from twinpool.sim.findings import findings_of
 
-BUDGETS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1280, 1536, 2048, 4096, 8192)
-"""Tokens a step, one for both roles; which of them is the deployment's choice, for the baseline and for the law."""
+BUDGETS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1280, 1536, 2048, 8192)
+"""Tokens a step that colocated is tuned over, one for both halves."""
+
+ANY_BUDGET = 8192
+"""Of two pools: a prefill worker is worse off with less, and a decode worker does not use it."""
 
 ARMS = ("law", "colocated", "static", *PEERS)
 _CACHED = Path(__file__).parent.parent / ".cache" / "policies.jsonl"
@@ -84,45 +87,38 @@ class Kept:
         return self._found[key]
 
 
-def rows(arm: str, split: tuple[int, int]) -> list[list[Way]]:
-    """Options along which what is carried rises to a best one and falls again. Peers start from `split`, the best fixed
-    one; the law does not."""
+def row(cell: Cell, arm: str, kept: Kept) -> list[Way]:
+    """Options along which what is carried rises to a best one and falls again. The law has the budget that is best for
+    colocated, and the largest; it starts from a split that is not the best one. Peers start from the best fixed one."""
     if arm == "colocated":
-        return [[Way("fixed", 0, 0, WORKERS, budget) for budget in BUDGETS]]
+        return [Way("fixed", 0, 0, WORKERS, budget) for budget in BUDGETS]
     if arm == "static":
-        return [[Way("fixed", n, WORKERS - n, 0, 8192) for n in range(1, WORKERS)]]
+        return [Way("fixed", n, WORKERS - n, 0, ANY_BUDGET) for n in range(1, WORKERS)]
     if arm == "law":
-        return [[Way("law", 5, 3, 0, budget) for budget in BUDGETS[:-2]], [Way("law", 5, 3, 0, 8192)]]
-    return [[Way(arm, *split, 0, 8192)]]
+        budgets = {figure(cell, "colocated", 1, kept).way.budget_tokens, ANY_BUDGET}
+        return [Way("law", 5, 3, 0, budget) for budget in sorted(budgets)]
+    static = figure(cell, "static", 1, kept).way
+    return [Way(arm, static.prefill, static.decode, 0, ANY_BUDGET)]
 
 
 def figure(cell: Cell, arm: str, seeds: int, kept: Kept) -> Figure:
-    """The arm's best way. A peer starts from the best fixed split, which is searched first."""
-    split = (5, 3)
-    if arm in PEERS:
-        static = figure(cell, "static", 1, kept).way
-        split = static.prefill, static.decode
-    best: tuple[float, Way] | None = None
-    for ways in rows(arm, split):
+    """The arm's best way."""
+    ways = row(cell, arm, kept)
 
-        def player(index: int, ways: list[Way] = ways) -> Play:
-            return lambda rate: kept.play(cell, ways[index], 1, round(rate, 2), is_search=True)
+    def player(index: int) -> Play:
+        return lambda rate: kept.play(cell, ways[index], 1, round(rate, 2), is_search=True)
 
-        bounds = [_bound(cell, way) for way in ways]
-        first = max(range(len(ways)), key=lambda n: (round(bounds[n] / max(bounds), 2), -n))
-        for way, found in zip(ways, climb(bounds, first, player), strict=True):
-            if found.outcome is Outcome.SEARCHED and found.req_s is not None and (best is None or found.req_s > best[0]):
-                best = found.req_s, way
-    if best is None or not best[0]:
-        return Figure(rows(arm, split)[0][0], 0.0, (), None)
-    rate, way = round(best[0], 2), best[1]
+    bounds = [bound_req_s(cell, way.budget_tokens) for way in ways]
+    first = max(range(len(ways)), key=lambda n: (round(bounds[n] / max(bounds), 2), -n))
+    if arm == "static":
+        first = WORKERS - 3
+    carried = [found.req_s or 0.0 if found.outcome is Outcome.SEARCHED else 0.0 for found in climb(bounds, first, player)]
+    best = max(range(len(ways)), key=lambda n: carried[n])
+    way, rate = ways[best], round(carried[best], 2)
+    if not rate:
+        return Figure(way, 0.0, (), None)
     confirmed = [kept.play(cell, way, seed, rate, is_search=False).attainment_ratio for seed in range(2, seeds + 1)]
     return Figure(way, rate, tuple(confirmed), kept.play(cell, way, 1, rate, is_search=True))
-
-
-def _bound(cell: Cell, way: Way) -> float:
-    """Of its budget; a fixed split has none of its own here but that of all."""
-    return bound_req_s(cell, way.budget_tokens)
 
 
 def table(found: dict[tuple[Cell, str], Figure], chosen: list[Cell], arms: list[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
     import policies as module
 
-    monkeypatch.setattr(module, "BUDGETS", (256, 384, 512, 4096, 8192))
+    monkeypatch.setattr(module, "BUDGETS", (256, 384, 512))
     return module
 
 
