@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cells import TRAFFICS, Cell, Sample, Way, bound_req_s, in_place, play, sample, scenario_of
+from cells import TRAFFICS, Cell, Sample, Way, bound_req_s, play, sample, scenario_of
 from twinpool.assemble import build_controller
 from twinpool.config import BalanceMode, Routing
 from twinpool.core.cluster import WorkerView
@@ -73,7 +73,7 @@ def round_robin() -> Route:
 
 
 def _in_turn(rules: Routing) -> Controller:
-    return build_controller(rules, change=in_place(round_robin()))
+    return build_controller(rules, change=lambda policies: policies._replace(route=round_robin()))
 
 
 class Judged(NamedTuple):
