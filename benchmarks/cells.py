@@ -17,9 +17,9 @@ from twinpool.config import Balance, BalanceMode, Objectives, Routing, RoutingPo
 from twinpool.core.controller import Controller
 from twinpool.core.law import Law
 from twinpool.core.model import Role
-from twinpool.sim.bound import capacity_req_s, configurations, demand_of
-from twinpool.sim.cost import StepCost
+from twinpool.sim.bound import demand_of
 from twinpool.sim.goodput import ATTAINMENT_RATIO
+from twinpool.sim.options import Bounds, Fleet
 from twinpool.sim.planners import Planner
 from twinpool.sim.run import Run, simulate
 from twinpool.sim.scenario import Scenario, TrafficSpec, WorkerGroup
@@ -167,13 +167,18 @@ def sample(cell: Cell, seed: int) -> Sample:
 
 
 @cache
-def bound_req_s(cell: Cell, budget_tokens: int = 8192) -> float:
-    """Of any policy at this budget or less, for the lengths of the first sample."""
-    profile = load_profile(PROFILES[cell.profile])
+def bounds_of(cell: Cell) -> Bounds:
+    """What no policy exceeds, for the lengths of the first sample."""
     kind = TRAFFICS[cell.traffic]
+    objectives = Objectives(slo_ttft_s=kind.ttft_s, slo_itl_s=cell.itl_s)
     demand = demand_of(kind.make(1, _GUESS[cell.profile], kind.seconds))
-    steps = configurations(profile, StepCost(profile), demand, cell.itl_s, budget_tokens=budget_tokens)
-    return capacity_req_s(demand, [(WORKERS, steps)])
+    return Bounds(Fleet(load_profile(PROFILES[cell.profile]), WORKERS, objectives), demand)
+
+
+@cache
+def bound_req_s(cell: Cell) -> float:
+    """Of any policy at any budget."""
+    return bounds_of(cell).any_policy()
 
 
 def scenario_of(cell: Cell, way: Way, seconds: float, mode: BalanceMode) -> Scenario:

@@ -20,15 +20,13 @@ from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
-from cells import PEERS, WORKERS, Cell, Way, bound_req_s, carries, cells, digest, play, sample, traces_from
+from cells import PEERS, Cell, Way, bound_req_s, bounds_of, carries, cells, digest, play, sample, traces_from
 from twinpool.sim.climb import Outcome, Play, climb
 from twinpool.sim.findings import findings_of
-
-BUDGETS = (128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1280, 1536, 2048, 8192)
-"""Tokens a step that colocated is tuned over, one for both halves."""
+from twinpool.sim.options import Way as Option
 
 ANY_BUDGET = 8192
-"""Of two pools: a prefill worker is worse off with less, and a decode worker does not use it."""
+"""Of the law, where it does not have colocated's: two pools gain nothing more beyond it."""
 
 ARMS = ("law", "colocated", "static", *PEERS)
 _CACHED = Path(__file__).parent.parent / ".cache" / "policies.jsonl"
@@ -87,31 +85,28 @@ class Kept:
         return self._found[key]
 
 
-def row(cell: Cell, arm: str, kept: Kept) -> list[Way]:
-    """Options along which what is carried rises to a best one and falls again. The law has the budget that is best for
-    colocated, and the largest; it starts from a split that is not the best one. Peers start from the best fixed one."""
-    if arm == "colocated":
-        return [Way("fixed", 0, 0, WORKERS, budget) for budget in BUDGETS]
-    if arm == "static":
-        return [Way("fixed", n, WORKERS - n, 0, ANY_BUDGET) for n in range(1, WORKERS)]
+def row(cell: Cell, arm: str, kept: Kept) -> tuple[list[Way], list[float], int]:
+    """Options along which what is carried rises to a best one and falls again, their bounds, and where to begin. The law has
+    the budget that is best for colocated, and the largest; it starts from a split that is not the best one. Peers start from
+    the best fixed one."""
+    if arm in ("colocated", "static"):
+        found = bounds_of(cell).rows()[Option.COLOCATED if arm == "colocated" else Option.POOLS]
+        ways = [Way("fixed", each.prefill, each.decode, each.colocated, each.budget_tokens) for each, _ in found.options]
+        return ways, [bound for _, bound in found.options], found.first
     if arm == "law":
         budgets = {figure(cell, "colocated", 1, kept).way.budget_tokens, ANY_BUDGET}
-        return [Way("law", 5, 3, 0, budget) for budget in sorted(budgets)]
+        return [Way("law", 5, 3, 0, budget) for budget in sorted(budgets)], [bound_req_s(cell)] * len(budgets), 0
     static = figure(cell, "static", 1, kept).way
-    return [Way(arm, static.prefill, static.decode, 0, ANY_BUDGET)]
+    return [Way(arm, static.prefill, static.decode, 0, static.budget_tokens)], [bound_req_s(cell)], 0
 
 
 def figure(cell: Cell, arm: str, seeds: int, kept: Kept) -> Figure:
     """The arm's best way."""
-    ways = row(cell, arm, kept)
+    ways, bounds, first = row(cell, arm, kept)
 
     def player(index: int) -> Play:
         return lambda rate: kept.play(cell, ways[index], 1, round(rate, 2), is_search=True)
 
-    bounds = [bound_req_s(cell, way.budget_tokens) for way in ways]
-    first = max(range(len(ways)), key=lambda n: (round(bounds[n] / max(bounds), 2), -n))
-    if arm == "static":
-        first = WORKERS - 3
     carried = [found.req_s or 0.0 if found.outcome is Outcome.SEARCHED else 0.0 for found in climb(bounds, first, player)]
     best = max(range(len(ways)), key=lambda n: carried[n])
     way, rate = ways[best], round(carried[best], 2)

@@ -13,7 +13,6 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
     import policies as module
 
-    monkeypatch.setattr(module, "BUDGETS", (256, 384, 512))
     return module
 
 
