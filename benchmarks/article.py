@@ -136,10 +136,11 @@ def ttft(cell: Cell, colocated: int, law: int) -> Iterable[str]:
     rate = (low + high) / 2
     arms = {
         f"colocated ({colocated})": (Way("fixed", 0, 0, 8, colocated), BalanceMode.OFF),
-        f"the law ({law}), roles stay": (Way("law", 5, 3, 0, law), BalanceMode.OFF),
-        f"the law ({law})": (Way("law", 5, 3, 0, law), BalanceMode.AUTO),
+        f"the law ({law}) from 5:3": (Way("law", 5, 3, 0, law), BalanceMode.AUTO),
     }
-    arms |= {f"fixed {n}:{8 - n}": (Way("fixed", n, 8 - n, 0, 8192), BalanceMode.OFF) for n in (5, 6)}
+    for n in (5, 6):
+        arms[f"the law's routing ({law}), {n}:{8 - n} as it stands"] = Way("law", n, 8 - n, 0, law), BalanceMode.OFF
+        arms[f"least loaded, {n}:{8 - n} as it stands"] = Way("fixed", n, 8 - n, 0, 8192), BalanceMode.OFF
     yield f"{cell}, {rate:.1f} requests/s ({rate / ceiling:.0%} of the bound)"
     yield "| | mean TTFT, s | against colocated | ITL p99, ms | worst gap p99, ms | met the objectives | flips |"
     yield "|---|---|---|---|---|---|---|"
