@@ -5,7 +5,7 @@ import pytest
 from tests.bench.service import told
 
 from twinpool.bench.prepare import prepare
-from twinpool.bench.profiling import Bench, EngineSays, Limits, engine_says, measure
+from twinpool.bench.profiling import Bench, EngineSays, Limits, Mixed, engine_says, measure, mixed_extra_ms
 from twinpool.bench.target import target_of
 from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 from twinpool.errors import UserError
@@ -15,15 +15,20 @@ from twinpool.profile import Profile, parse_profile
 LIMITS = Limits(context_tokens=700, sequences=2, kv_tokens=1400, kv_bytes_per_token=1024)
 
 
-async def profile_of(engine: ScriptedEngine, limits: Limits = LIMITS, decode: ScriptedEngine | None = None) -> Profile:
+async def profile_of(
+    engine: ScriptedEngine,
+    limits: Limits = LIMITS,
+    decode: ScriptedEngine | None = None,
+    beside: ScriptedEngine | None = None,
+) -> Profile:
     pool = Pool()
     try:
         target = target_of(engine.url)
         says = await engine_says(pool, target)
         prepared = await prepare(pool, target, None, timeout_s=10)
-        partner = None if decode is None else target_of(decode.url)
-        shown: list[str] = []
-        return await measure(Bench(pool, prepared, 10, shown.append), limits, says, name="scripted", decode=partner)
+        partner, neighbour = [None if other is None else target_of(other.url) for other in (decode, beside)]
+        bench = Bench(pool, prepared, 10, lambda text: None)
+        return await measure(bench, limits, says, name="scripted", decode=partner, beside=neighbour)
     finally:
         await pool.close()
 
@@ -68,6 +73,41 @@ async def test_a_second_engine_shows_the_handoff(engine: ScriptedEngine) -> None
     assert not any("handoff was not measured" in note for note in profile.notes)
 
 
+async def test_a_neighbour_reads_prompts_all_the_while_and_it_is_noted(engine: ScriptedEngine) -> None:
+    engine.script.token_interval_s = 1e-3
+    async with ScriptedEngine() as beside:
+        beside.script.prefill_s_per_token = 1e-5
+        profile = await profile_of(engine, beside=beside)
+        asked = [each.body["max_tokens"] for each in beside.recorded]
+    assert len(asked) > 3
+    assert set(asked) == {1}
+    assert any(beside.url in note for note in profile.notes)
+
+
+async def test_a_neighbour_that_does_not_answer_spoils_the_figures(engine: ScriptedEngine) -> None:
+    engine.script.token_interval_s = 1e-3
+    async with ScriptedEngine() as beside:
+        beside.script.on_request = lambda recorded: Reply(status=503)
+        with pytest.raises(UserError, match=beside.url):
+            await profile_of(engine, beside=beside)
+
+
+async def test_a_machine_whose_speed_wanders_is_seen_in_every_figure_and_named(engine: ScriptedEngine) -> None:
+    """The second of three rounds is ten times as slow: no median is, and no figure was measured in that round alone."""
+    seen: dict[int, int] = {}
+
+    def answers(recorded: Recorded) -> Reply:
+        words = len(str(recorded.body["messages"]).split())
+        seen[words // 50] = seen.get(words // 50, 0) + (recorded.body["max_tokens"] == 1)
+        is_slow = seen[words // 50] == 2
+        return told(recorded.body["max_tokens"], first_s=0.1 if is_slow else 0.01, then_s=0.001, prompt_tokens=words)
+
+    engine.script.on_request = answers
+    profile = await profile_of(engine)
+    assert max(ms for _, ms in profile.prefill_ms) < 100
+    assert any(note.startswith("prefill: the rounds' times of the same work are") for note in profile.notes)
+
+
 async def test_no_two_prompts_are_the_same(engine: ScriptedEngine) -> None:
     engine.script.token_interval_s = 1e-3
     await profile_of(engine)
@@ -95,3 +135,13 @@ async def test_an_engine_without_a_page_of_itself_says_nothing(engine: ScriptedE
         assert await engine_says(pool, target_of(engine.url)) == EngineSays()
     finally:
         await pool.close()
+
+
+@pytest.mark.parametrize("extra_s", [0.0, 0.004])
+def test_what_a_mixed_step_costs_extra_is_beyond_decode_and_chunk_whose_floor_counts_once(extra_s: float) -> None:
+    floor_s, token_s, decode_s, chunks = 0.010, 0.001, 0.012, 4
+    alone = [(256, floor_s + 256 * token_s), (512, 2 * floor_s + 512 * token_s), (1024, chunks * floor_s + 1024 * token_s)]
+    alone[0:0] = [(64, floor_s + 64 * token_s), (128, floor_s + 128 * token_s)]
+    read_s = chunks * (decode_s + 256 * token_s + extra_s)
+    prompt = Mixed(1, 100, 1024, decode_s + read_s, chunks + 1)
+    assert mixed_extra_ms([prompt], alone, {(1, 100): decode_s, (2, 100): 0.02}) == pytest.approx(extra_s * 1e3, abs=1e-9)

@@ -40,3 +40,9 @@ def test_the_extra_cost_of_a_mixed_step_is_added_to_mixed_steps_alone() -> None:
     assert dear.mixed(2, 200, 50, 0.0) - plain.mixed(2, 200, 50, 0.0) == pytest.approx(0.003)
     assert dear.decode(2, 200) == plain.decode(2, 200)
     assert dear.prefill(50, 0.0) == plain.prefill(50, 0.0)
+
+
+def test_a_curve_that_bends_upwards_takes_no_less_than_nothing_for_few_tokens() -> None:
+    bent = StepCost(profile(prefill_ms=((64, 300.0), (128, 700.0), (256, 1500.0))))
+    assert bent.linear(0) == bent.linear(1) == 0.0
+    assert bent.mixed(1, 100, 63, 0.0) - bent.decode(1, 100) <= bent.linear(64)

@@ -5,12 +5,14 @@
     a mixed step's extra   prompts thrown in beside running streams: how much longer their gaps are than both halves say
     the handoff            the decode leg's first token, at two lengths of prompt (where a second engine is given)
 
-Every prompt is fresh, so that no cache answers. The engine must be idle but for this: figures of a busy one are refused.
+Every prompt is fresh, so that no cache answers. The engine must be idle but for this: figures of a busy one are refused. All
+of it is measured in rounds, not one figure after the other: a machine whose speed wanders is seen at several moments by each.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from statistics import median
 from time import monotonic
 from typing import NamedTuple, TypeVar
@@ -31,13 +33,21 @@ from twinpool.workload.offered import Offered
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
+"""Rounds; of a length that takes long, one."""
+
 STREAM_TOKENS = 48
+NEIGHBOUR_TOKENS = 512
+"""Of each prompt that another engine reads meanwhile."""
+
 _LONGEST_PREFILL_S = 30.0
 """A length whose prompt takes longer is the last one."""
 
 _FEWEST_GAPS = 8
 """While all streams of a batch run: less says nothing of a median."""
 
+
+_STEADY_RATIO = 0.2
+"""By so much one figure may be more in one round than in another."""
 
 _At = TypeVar("_At", bound=tuple[int, ...])
 
@@ -73,7 +83,7 @@ class Bench(NamedTuple):
     show: Callable[[str], None]
 
 
-class _Mixed(NamedTuple):
+class Mixed(NamedTuple):
     """One prompt read beside running streams: it took `seconds`, in `steps` of theirs."""
 
     batch: int
@@ -92,16 +102,19 @@ async def engine_says(pool: Pool, target: Target) -> EngineSays:
         return EngineSays()
 
 
-async def measure(bench: Bench, limits: Limits, says: EngineSays, *, name: str, decode: Target | None = None) -> Profile:
-    """The profile; `UserError` where the engine does not answer, or cannot be measured."""
+async def measure(
+    bench: Bench, limits: Limits, says: EngineSays, *, name: str, decode: Target | None = None, beside: Target | None = None
+) -> Profile:
+    """The profile; `UserError` where the engine does not answer, or cannot be measured. `beside`: another engine, which reads
+    prompts all the while."""
     if limits.sequences < 2:
         raise UserError("the engine runs one sequence at a time: there is no batch to measure. Start it with more slots")
-    notes = [f"measured with {REPEATS} repeats, medians; the engine's own HTTP and this client are in the times"]
-    by_length = _risen({(tokens,): seconds for tokens, seconds in await _prefills(bench, limits)}, "prefill", notes)
-    prefill = [(tokens, seconds) for (tokens,), seconds in by_length.items()]
-    steps = _risen(await _decode_steps(bench, limits), "decode", notes)
-    mixed = await _mixed_steps(bench, limits, prefill)
-    extra_ms = _extra_ms(mixed, prefill, steps)
+    notes = [f"measured in {REPEATS} rounds, medians; the engine's own HTTP and this client are in the times"]
+    async with _reading(bench, limits, beside, notes):
+        prefill = await _prefills(bench, limits, notes)
+        steps = await _decode_steps(bench, limits, notes)
+        mixed = await _mixed_steps(bench, limits, prefill)
+    extra_ms = mixed_extra_ms(mixed, prefill, steps)
     handoff = None if decode is None else await _handoffs(bench, limits, decode, steps)
     if handoff is None:
         notes.append("the handoff was not measured: give the engine that decodes with --decode")
@@ -124,43 +137,69 @@ async def measure(bench: Bench, limits: Limits, says: EngineSays, *, name: str, 
     )
 
 
-def _risen(times: dict[_At, float], what: str, notes: list[str]) -> dict[_At, float]:
+@asynccontextmanager
+async def _reading(bench: Bench, limits: Limits, beside: Target | None, notes: list[str]) -> AsyncIterator[None]:
+    """While this lasts, another engine reads one prompt after the other, as its neighbours of one machine may."""
+    if beside is None:
+        yield
+        return
+
+    async def read_on() -> None:
+        while True:
+            await _exchange(bench, beside, _body(bench, min(NEIGHBOUR_TOKENS, limits.context_tokens // 2), 1))
+
+    notes.append(f"{beside.url} read prompts all the while")
+    neighbour = asyncio.create_task(read_on())
+    try:
+        yield
+    finally:
+        neighbour.cancel()
+        await asyncio.wait([neighbour])
+    if not neighbour.cancelled():
+        neighbour.result()
+
+
+def _medians(times: dict[_At, list[float]], what: str, notes: list[str]) -> dict[_At, float]:
     """Times that do not fall as the work grows: no engine takes less for more of it, only a measurement does."""
-    risen = rising(times.items())
-    raised = [1 - seconds / risen[at] for at, seconds in times.items() if seconds < risen[at]]
+    middle = {at: median(seconds) for at, seconds in times.items()}
+    apart = max((max(seconds) / min(seconds) - 1 for seconds in times.values()), default=0.0)
+    if apart > _STEADY_RATIO:
+        notes.append(f"{what}: the rounds' times of the same work are up to {apart:.0%} apart: the machine is not steady")
+    risen = rising(middle.items())
+    raised = [1 - seconds / risen[at] for at, seconds in middle.items() if seconds < risen[at]]
     if raised:
         notes.append(
-            f"{what}: {len(raised)} of {len(times)} times came out under that of less work, by up to {max(raised):.0%}, "
+            f"{what}: {len(raised)} of {len(middle)} times came out under that of less work, by up to {max(raised):.0%}, "
             "and were raised to it"
         )
     return risen
 
 
-async def _prefills(bench: Bench, limits: Limits) -> list[tuple[int, float]]:
+async def _prefills(bench: Bench, limits: Limits, notes: list[str]) -> list[tuple[int, float]]:
     """(tokens as counted, seconds), rising."""
-    found: dict[int, float] = {}
-    for wanted in LENGTHS:
-        if wanted > limits.context_tokens - 64:
-            break
-        bench.show(f"reading a prompt of {wanted:,} tokens")
-        seconds, counted = [], wanted
-        for _ in range(REPEATS):
+    found: dict[int, list[float]] = {}
+    counted: dict[int, int] = {}
+    lengths = [tokens for tokens in LENGTHS if tokens <= limits.context_tokens - 64]
+    for nth in range(REPEATS):
+        for wanted in tuple(lengths):
+            bench.show(f"round {nth + 1} of {REPEATS}: reading a prompt of {wanted:,} tokens")
             began, answer = monotonic(), await _stream(bench, wanted, 1)
-            seconds.append(answer.pieces[0] - began)
-            counted = answer.usage.prompt_tokens if answer.usage else wanted
-            if seconds[-1] > _LONGEST_PREFILL_S / REPEATS:
+            seconds = answer.pieces[0] - began
+            found.setdefault(wanted, []).append(seconds)
+            counted[wanted] = answer.usage.prompt_tokens if answer.usage else wanted
+            if seconds > _LONGEST_PREFILL_S / REPEATS:
+                lengths.remove(wanted)
+            if seconds > _LONGEST_PREFILL_S:
+                lengths = [tokens for tokens in lengths if tokens < wanted]
                 break
-        found[counted] = median(seconds)
-        if seconds[-1] > _LONGEST_PREFILL_S:
-            break
-    if len(found) < 2:
+    by_length = {(counted[wanted],): seconds for wanted, seconds in found.items()}
+    if len(by_length) < 2:
         raise UserError("fewer than two lengths of prompts fit this engine's context: there is nothing to draw a line through")
-    return sorted(found.items())
+    return [(tokens, seconds) for (tokens,), seconds in sorted(_medians(by_length, "prefill", notes).items())]
 
 
-async def _decode_steps(bench: Bench, limits: Limits) -> dict[tuple[int, int], float]:
+async def _decode_steps(bench: Bench, limits: Limits, notes: list[str]) -> dict[tuple[int, int], float]:
     """Seconds by (sequences, context): a full grid."""
-    steps: dict[tuple[int, int], float] = {}
     batches = [batch for batch in BATCHES if batch <= limits.sequences]
     if limits.sequences not in batches and limits.sequences < BATCHES[-1]:
         batches.append(limits.sequences)
@@ -168,12 +207,15 @@ async def _decode_steps(bench: Bench, limits: Limits) -> dict[tuple[int, int], f
     contexts = (min(64, room // 4), min(1024, room))
     if contexts[0] < 8:
         raise UserError(f"{limits.kv_tokens:,} tokens of KV are too few for {batches[-1]} sequences")
-    for context in contexts:
-        for batch in batches:
-            bench.show(f"{batch} stream{'s' if batch > 1 else ''} of {context:,} tokens")
-            answers = await asyncio.gather(*(_stream(bench, context, STREAM_TOKENS) for _ in range(batch)))
-            steps[batch, context + STREAM_TOKENS // 2] = median(_while_all_run(answers, batch))
-    return steps
+    found: dict[tuple[int, int], list[float]] = {}
+    for nth in range(REPEATS):
+        for context in contexts:
+            for batch in batches:
+                bench.show(f"round {nth + 1} of {REPEATS}: {batch} stream{'s' if batch > 1 else ''} of {context:,} tokens")
+                answers = await asyncio.gather(*(_stream(bench, context, STREAM_TOKENS) for _ in range(batch)))
+                step_s = median(_while_all_run(answers, batch))
+                found.setdefault((batch, context + STREAM_TOKENS // 2), []).append(step_s)
+    return _medians(found, "decode", notes)
 
 
 def _while_all_run(answers: Sequence[StreamedAnswer], batch: int) -> list[float]:
@@ -191,7 +233,7 @@ def _while_all_run(answers: Sequence[StreamedAnswer], batch: int) -> list[float]
     return gaps
 
 
-async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int, float]]) -> list[_Mixed]:
+async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int, float]]) -> list[Mixed]:
     """Prompts of two lengths beside one running stream."""
     found = []
     lengths = [tokens for tokens, seconds in prefill if tokens <= limits.context_tokens // 2 and seconds < 5.0][-2:]
@@ -211,19 +253,24 @@ async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int
             ]
             if touched and answer.pieces[0] < began:
                 counted = beside.usage.prompt_tokens if beside.usage else wanted
-                found.append(_Mixed(1, 64 + len(answer.pieces) // 2, counted, sum(touched), len(touched)))
+                found.append(Mixed(1, 64 + len(answer.pieces) // 2, counted, sum(touched), len(touched)))
     return found
 
 
-def _extra_ms(mixed: Iterable[_Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]) -> float:
-    """A step, over what its decode and its part of the prompt take by themselves; the median."""
+def mixed_extra_ms(mixed: Iterable[Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]) -> float:
+    """A step with a chunk of a prompt in it, over the decode and the chunk by themselves; the median. What a step takes for
+    nothing is in both of them, and counts once. The first gap that a prompt touches is the step during which it came."""
     alone = dict(prefill)
+    (few, few_s), (more, more_s) = prefill[:2]
+    floor_s = max(0.0, few_s - few * (more_s - few_s) / (more - few))
     shortest = min(context for _, context in steps)
     found = []
     for each in mixed:
         nearest = min(alone, key=lambda tokens: abs(tokens - each.prompt_tokens))
-        expected = alone[nearest] * each.prompt_tokens / nearest + (each.steps - 1) * steps[each.batch, shortest]
-        found.append((each.seconds - expected) / each.steps * 1e3)
+        with_chunk = max(1, each.steps - 1)
+        read_s = alone[nearest] * each.prompt_tokens / nearest - with_chunk * floor_s
+        expected = read_s + each.steps * steps[each.batch, shortest]
+        found.append((each.seconds - expected) / with_chunk * 1e3)
     return median(found) if found else math.nan
 
 

@@ -23,6 +23,14 @@ _KINDS = click.Choice(["vllm", "sglang", "trtllm"])
 @click.command(cls=Sections, short_help="Measure a live engine")
 @click.argument("url", required=False)
 @click.option("--decode", "decode_url", metavar="URL", cls=Option, section=_LIVE, help="Another, to measure the handoff to it.")
+@click.option(
+    "--beside",
+    "beside_url",
+    metavar="URL",
+    cls=Option,
+    section=_LIVE,
+    help="Another of the same machine, which is to read prompts meanwhile.",
+)
 @click.option("--model", metavar="NAME", cls=Option, section=_LIVE, help="Where it serves several.")
 @click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", cls=Option, section=_LIVE, help="Its key.")
 @click.option(
@@ -82,6 +90,7 @@ def command(
     engine_version: str | None,
     memory_ratio: float,
     decode_url: str | None,
+    beside_url: str | None,
     out: Path,
     model: str | None,
     api_key_file: Path | None,
@@ -106,8 +115,8 @@ def command(
     check_writable(out=out)
     given = _Given(context, sequences, kv_tokens, kv_bytes_per_token)
     if estimated is not None:
-        if decode_url is not None:
-            raise UserError("--decode measures the handoff of a live engine: the database has none")
+        if decode_url is not None or beside_url is not None:
+            raise UserError("--decode and --beside are for live engines: the database has none")
         if system is None:
             raise UserError("say for which machine: --system h100_sxm, for one")
         _write(
@@ -117,7 +126,7 @@ def command(
         )
     elif url is not None:
         key = read_key(api_key_file)
-        _write(_measured(url, decode_url, model, key, timeout_s, given, out.stem), out, as_json=as_json)
+        _write(_measured(url, decode_url, beside_url, model, key, timeout_s, given, out.stem), out, as_json=as_json)
 
 
 class _Given(NamedTuple):
@@ -154,7 +163,14 @@ def _estimated(
 
 
 def _measured(
-    url: str, decode_url: str | None, model: str | None, key: str | None, timeout_s: float, given: _Given, name: str
+    url: str,
+    decode_url: str | None,
+    beside_url: str | None,
+    model: str | None,
+    key: str | None,
+    timeout_s: float,
+    given: _Given,
+    name: str,
 ) -> "Profile":
     import uvloop
 
@@ -162,7 +178,7 @@ def _measured(
     from twinpool.bench.target import target_of
 
     target = target_of(url, api_key=key)
-    decode = None if decode_url is None else target_of(decode_url, api_key=key)
+    others = [None if other is None else target_of(other, api_key=key) for other in (decode_url, beside_url)]
 
     def limits_of(says: EngineSays) -> Limits:
         found = {
@@ -189,11 +205,11 @@ def _measured(
             says = await engine_says(pool, target)
             limits = limits_of(says)
             prepared = await prepare(pool, target, model, timeout_s=timeout_s)
-            partner = None
-            if decode is not None:
-                partner = replace(decode, model=await find_model(pool, decode, prepared.target.model))
+            decode, beside = [
+                other and replace(other, model=await find_model(pool, other, prepared.target.model)) for other in others
+            ]
             bench = Bench(pool, prepared, timeout_s, lambda text: click.echo(text, err=True))
-            return await measure(bench, limits, says, name=name, decode=partner)
+            return await measure(bench, limits, says, name=name, decode=decode, beside=beside)
         finally:
             await pool.close()
 

@@ -82,7 +82,7 @@ class StepCost:
         lengths, seconds = self._lengths, self._linear_s
         high = min(max(bisect_left(lengths, tokens), 1), len(lengths) - 1)
         slope = (seconds[high] - seconds[high - 1]) / (lengths[high] - lengths[high - 1])
-        return seconds[high] + slope * (tokens - lengths[high])
+        return max(0.0, seconds[high] + slope * (tokens - lengths[high]))  # a curve that bends upwards meets 0 before no tokens
 
     def _row(self, batch: int) -> list[_Segment]:
         """The line segments over the context for one batch; the first and the last go on to either side."""
