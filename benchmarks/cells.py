@@ -108,7 +108,7 @@ TRAFFICS = {
     "drift": Kind(_of(_poisson, _DRIFT), 300.0),
     "burst": Kind(_of(_burst, short_and_long(0.4)), 120.0),
     "swing": Kind(_of(_poisson, _SWING), 240.0),
-    "slice": Kind(_of(_poisson, short_and_long(0.4)), 12.0),
+    "slice": Kind(_of(_poisson, short_and_long(0.4)), 30.0),
     "conv": Kind(_trace("azure-conv"), 60.0),
     "mooncake": Kind(_trace("mooncake-conv"), 120.0, ttft_s=5.0),
     "conv-whole": Kind(_trace("azure-conv", "azure-2023-conv.csv"), 60.0),
