@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup serve test test-vllm vllm-env check bench demo-corruption
+.PHONY: setup serve test test-vllm vllm-env check bench demo-corruption screenshots
 .DEFAULT_GOAL := setup
 
 setup: .venv/ready
@@ -29,6 +29,9 @@ vllm-env: setup       ## stock vLLM for this processor, outside this folder, onc
 
 demo-corruption: setup vllm-env  ## a wrong answer under HTTP 200 from stock vLLM, and how Twinpool prevents it
 	$(BIN)/python -m demos.corruption
+
+screenshots: setup    ## the pictures in docs/images, in Chromium
+	$(BIN)/python -m demos.screenshots
 
 check: setup          ## style, types, import contracts
 	$(BIN)/ruff check .

@@ -55,6 +55,9 @@ def local() -> None:
         assert answer["choices"][0]["message"]["content"].strip(), answer
         [decision] = ask(f"{ready['admin_url']}/admin/state")["decisions"]
         assert decision["choice"] == "disaggregated", decision
+        for path in ("", "page/live.js", "page/chart.umd.min.js"):
+            with urllib.request.urlopen(f"{ready['admin_url']}/{path}", timeout=60) as file:
+                assert file.read(), path
         stop(service)
     finally:
         service.kill()

@@ -68,7 +68,7 @@ def main() -> None:
         arms=(arm,),
     )
     before = loop_ns()
-    profiler = cProfile.Profile() if options.profile else None
+    profiler = cProfile.Profile(process_time) if options.profile else None
     wall, begun = perf_counter(), process_time()
     if profiler is not None:
         profiler.enable()

@@ -6,14 +6,20 @@ Each answer carries its request's nonce, so a swapped, stale or broken one shows
 refuse, fail, hang, reset, close early, withhold the handle, answer that they failed, or are slow, before and inside the answer;
 an engine is restarted now and then at its old address; clients leave at random moments. Exit 1 where anything does not hold.
 
+With `--balance auto` every worker may take either role: traffic turns from long prompts to long answers and back each half
+minute, and somebody gives workers roles over the admin port and lets go of them again, all while requests are in flight.
+
     python benchmarks/soak.py --requests 10000 --seed 1
+    python benchmarks/soak.py --balance auto --duration 3600 --faults 0.02
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +54,16 @@ max_attempts = 6
 probe_interval_s = 0.1
 drain_s = 5.0
 """
+WORKER = """
+[[workers]]
+url = "{url}"
+role = "{role}"
+allowed_roles = {allowed_roles}
+"""
+TURN_S = 30.0  # from one kind of traffic to the other
+ROLE_EVERY_S = 5.0  # somebody gives a worker a role, or lets go of it
+_SHOWN = 20
+LONG_PROMPT_WORDS, LONG_ANSWER_TOKENS = 400, 64
 DEADLINE_S = 20.0
 SLACK_S = 2.0  # a leg under way at the deadline may end by its own
 LEASE_S = 5.0
@@ -97,6 +113,7 @@ async def run_engines(pools: list[int], seed: int, ratio: float, restart_every_s
         seen: Counter[str] = Counter()
         for _ in range(sum(pools)):
             script = Script(is_embedded=True, slots=64, lease_s=LEASE_S, token_interval_s=0.001, handoff_s=0.001)
+            script.prefill_s_per_token, script.answer_tokens = 1e-4, LONG_ANSWER_TOKENS
             engine = await stack.enter_async_context(ScriptedEngine(script))
             script.on_request = faults(engine, random.Random(rng.random()), ratio, seen)
             engines.append(engine)
@@ -119,9 +136,8 @@ async def run_engines(pools: list[int], seed: int, ratio: float, restart_every_s
 # The clients
 
 
-def judge(nonce: str, status: int, body: bytes, stream: bool) -> str:
+def judge(nonce: str, told: str, status: int, body: bytes, stream: bool) -> str:
     """What came of a request, or what is wrong with its answer (beginning with `WRONG`)."""
-    told = answer_text(f"user: please answer {nonce}")
     if status != 200:
         return f"error {status}" if "error" in json.loads(body) else f"WRONG no envelope: {status} {body[:80]!r}"
     if not stream:
@@ -144,11 +160,18 @@ def judge(nonce: str, status: int, body: bytes, stream: bool) -> str:
 async def one(session: aiohttp.ClientSession, url: str, n: int, rng: random.Random, leaves: float) -> tuple[str, float]:
     nonce, stream = f"n{n}x", rng.random() < 0.5
     patience_s = rng.random() * 0.1 if rng.random() < leaves else None
-    body = {"model": "scripted", "stream": stream, "messages": [{"role": "user", "content": f"please answer {nonce}"}]}
     began = time.monotonic()
+    prompt, tokens = f"please answer {nonce}", 16
+    if began // TURN_S % 2:
+        prompt = "word " * LONG_PROMPT_WORDS + prompt
+    else:
+        tokens = LONG_ANSWER_TOKENS
+    told = answer_text(f"user: {prompt}", tokens)
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": "scripted", "stream": stream, "messages": messages, "max_tokens": tokens}
     try:
         async with asyncio.timeout(patience_s), session.post(f"{url}/v1/chat/completions", json=body) as answer:
-            outcome = judge(nonce, answer.status, await answer.read(), stream)
+            outcome = judge(nonce, told, answer.status, await answer.read(), stream)
     except TimeoutError:
         outcome = "left" if patience_s is not None else "WRONG no answer"
     except (aiohttp.ClientError, ValueError) as broken:
@@ -156,32 +179,66 @@ async def one(session: aiohttp.ClientSession, url: str, n: int, rng: random.Rand
     return outcome, time.monotonic() - began
 
 
-async def run_clients(url: str, count: int, concurrency: int, seed: int, leaves: float, pid: int) -> dict[str, Any]:
-    rng = random.Random(seed)
+async def give_roles(session: aiohttp.ClientSession, admin_url: str, rng: random.Random) -> int:
+    """For as long as it may; how often somebody asked. Raises where the admin port fails."""
+    asked = 0
+    with contextlib.suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(ROLE_EVERY_S * rng.random() * 2)
+            async with session.get(f"{admin_url}/admin/state") as answer:
+                workers = (await answer.json())["workers"]
+            worker = rng.choice(workers)
+            if not worker["held"] and sum(each["held"] for each in workers) >= len(workers) - 2:
+                continue  # balance keeps something to do
+            method, body = ("DELETE", None) if worker["held"] else ("POST", {"role": rng.choice(("prefill", "decode"))})
+            async with session.request(method, f"{admin_url}/admin/workers/{worker['id']}/role", json=body) as answer:
+                if answer.status not in (200, 409):  # 409: it is away at the moment
+                    raise RuntimeError(f"{method} of a role: {answer.status} {await answer.text()}")
+            asked += 1
+    return asked
+
+
+async def run_clients(arguments: argparse.Namespace, url: str, admin_url: str, pid: int) -> dict[str, Any]:
+    count, concurrency, leaves = arguments.requests, arguments.concurrency, arguments.leaves
+    ends_at = time.monotonic() + arguments.duration if arguments.duration else None
+    rng = random.Random(arguments.seed)
+    by_hand = 0
     outcomes: Counter[str] = Counter()
     longest_s = 0.0
     rss: list[float] = []
-    numbers = iter(range(count))
+    numbers = itertools.count() if ends_at else iter(range(count))
+    every_s = (arguments.duration or 0.0) / 10
+    next_look_at = began = time.monotonic()
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
 
         async def client() -> None:
-            nonlocal longest_s
+            nonlocal longest_s, next_look_at
             for n in numbers:
+                if ends_at is not None and time.monotonic() >= ends_at:
+                    return
                 outcome, took_s = await one(session, url, n, rng, leaves)
                 outcomes[outcome] += 1
                 longest_s = max(longest_s, took_s)
-                if n % max(1, count // 10) == 0:
+                if n % max(1, count // 10) == 0 if ends_at is None else time.monotonic() >= next_look_at:
+                    next_look_at = time.monotonic() + every_s
                     rss.append(rss_mib(pid))
 
-        began = time.monotonic()
+        somebody = asyncio.create_task(give_roles(session, admin_url, rng)) if arguments.balance == "auto" else None
         await asyncio.gather(*(client() for _ in range(concurrency)))
+        if somebody is not None:
+            somebody.cancel()
+            try:
+                by_hand = await somebody
+            except (RuntimeError, aiohttp.ClientError) as wrong:
+                outcomes[f"WRONG admin port: {wrong}"] += 1
         took_s = time.monotonic() - began
         rss.append(rss_mib(pid))
         await asyncio.sleep(LEASE_S + 1.0)  # the last orphaned handles' leases
         async with session.get(f"{url}/metrics") as answer:
             scraped = await answer.text()
-    return {"outcomes": dict(outcomes), "took_s": took_s, "longest_s": longest_s, "rss_mib": rss, "metrics": scraped}
+    seen = {"by_hand": by_hand, "outcomes": dict(outcomes), "took_s": took_s, "longest_s": longest_s, "rss_mib": rss}
+    return {**seen, "metrics": scraped}
 
 
 def rss_mib(pid: int) -> float:
@@ -191,8 +248,8 @@ def rss_mib(pid: int) -> float:
     return 0.0
 
 
-def total(scraped: str, name: str) -> float:
-    lines = [line for line in scraped.splitlines() if line.startswith(name) and line[len(name)] in "{ "]
+def total(scraped: str, name: str, label: str = "") -> float:
+    lines = [line for line in scraped.splitlines() if line.startswith(name) and line[len(name)] in "{ " and label in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
@@ -227,20 +284,22 @@ def soak(arguments: argparse.Namespace, folder: Path) -> list[str]:
     """Runs, prints figures, and returns what does not hold."""
     pools = [arguments.prefill, arguments.decode]
     config, journal = folder / "config.toml", folder / "journal"
-    config.write_text(CONFIG.format(deadline_s=DEADLINE_S))
+    is_auto = arguments.balance == "auto"
     child = (sys.executable, __file__, "--engines", *map(str, pools), "--seed", str(arguments.seed))
     child += ("--faults", str(arguments.faults), "--restart-every", str(arguments.restart_every))
     twinpool = (sys.executable, "-m", "twinpool")
     with started(*child) as engines:
         urls = line_of(engines)
-        attached = [option for url in urls[: pools[0]] for option in ("--prefill", url)]
-        attached += [option for url in urls[pools[0] :] for option in ("--decode", url)]
-        ports = ("--json", "--port", "0", "--admin-port", "0", "--config", str(config), "--journal", str(journal))
-        with started(*twinpool, "serve", *ports, *attached) as gateway:
-            url = str(line_of(gateway)["gateway"]["url"])
-            done = uvloop.run(
-                run_clients(url, arguments.requests, arguments.concurrency, arguments.seed, arguments.leaves, gateway.pid)
-            )
+        roles = ["prefill"] * pools[0] + ["decode"] * pools[1]
+        allowed = [["prefill", "decode"] if is_auto else [role] for role in roles]
+        workers = zip(urls, roles, map(json.dumps, allowed), strict=True)
+        tables = [WORKER.format(url=url, role=role, allowed_roles=may) for url, role, may in workers]
+        config.write_text(CONFIG.format(deadline_s=DEADLINE_S) + "".join(tables))
+        options = ["--json", "--port", "0", "--admin-port", "0", "--config", str(config), "--journal", str(journal)]
+        options += ["--balance", arguments.balance, "--learnt", str(folder / "learnt")]
+        with started(*twinpool, "serve", *options) as gateway:
+            ready = line_of(gateway)
+            done = uvloop.run(run_clients(arguments, ready["gateway"]["url"], ready["admin_url"], gateway.pid))
             has_ended = ended(gateway, 15.0)
         engines.terminate()
         try:
@@ -248,8 +307,9 @@ def soak(arguments: argparse.Namespace, folder: Path) -> list[str]:
         except subprocess.TimeoutExpired:
             raise SystemExit("the engines do not end when told to") from None
         ledgers = json.loads(said)
-    replayed = subprocess.run((*twinpool, "replay", str(journal)), capture_output=True, text=True, check=False)
-    return report(done, ledgers, has_ended, replayed.returncode == 0)
+    files = sorted(folder.glob("journal*"))
+    replays = [subprocess.run((*twinpool, "replay", str(file)), capture_output=True, check=False) for file in files]
+    return report(done, ledgers, has_ended, all(replay.returncode == 0 for replay in replays))
 
 
 def report(done: dict[str, Any], ledgers: dict[str, Any], has_ended: bool, replays: bool) -> list[str]:
@@ -258,9 +318,13 @@ def report(done: dict[str, Any], ledgers: dict[str, Any], has_ended: bool, repla
     print(
         f"{count} requests in {done['took_s']:.1f} s, {count / done['took_s']:.0f} a second; longest {done['longest_s']:.2f} s"
     )
+    changes = Counter(re.findall(r'^twinpool_role_changes_total\{reason="(\w+)"', scraped, re.MULTILINE))
+    for reason in changes:
+        changes[reason] = int(total(scraped, "twinpool_role_changes_total", f'reason="{reason}"'))
+    print(f"roles: {done['by_hand']} requests by hand; changes by reason: {dict(changes)}")
     print(f"engines: {ledgers['legs']} legs, {ledgers['restarts']} restarts")
     print(f"{ledgers['misuses']} pulls of handles that were given back or died: each made an engine talk garbage to somebody")
-    for outcome, times in sorted(outcomes.items(), key=lambda item: -item[1]):
+    for outcome, times in sorted(outcomes.items(), key=lambda item: -item[1])[:_SHOWN]:
         print(f"{times:8d}  {outcome}")
     print(f"gateway's RSS by tenths, MiB: {' '.join(f'{mib:.1f}' for mib in rss)}; growth {rss[-1] - rss[1]:+.1f}")
     counted = total(scraped, "twinpool_requests_total")
@@ -283,6 +347,8 @@ def report(done: dict[str, Any], ledgers: dict[str, Any], has_ended: bool, repla
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--duration", type=float, metavar="S", help="in place of a number of requests")
+    parser.add_argument("--balance", choices=("off", "advise", "auto"), default="off")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--prefill", type=int, default=2)
     parser.add_argument("--decode", type=int, default=3)
@@ -302,7 +368,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the children end with us
     with tempfile.TemporaryDirectory() as folder:
         wrong = soak(arguments, Path(folder))
-    for line in wrong:
+    for line in wrong[:_SHOWN]:
         print(line)
     print("nothing lost, doubled or garbled" if not wrong else "it does not hold")
     sys.exit(bool(wrong))

@@ -12,6 +12,7 @@ from twinpool.errors import UserError
         ("[objectives]\nslo_ttft_s = -1", "slo_ttft_s"),
         ("[routing]\npause_s = inf", "pause_s"),
         ("[routing]\nmax_attempts = 0", "max_attempts"),
+        ("[balance]\nperiod_s = 1e-9", "period_s"),
         ("[server]\nport = 70000", "port"),
         ("[server]\nprot = 1", "prot"),
         ("[server]\nport = 'a'", "port"),
@@ -24,6 +25,7 @@ from twinpool.errors import UserError
         ("[limits]\nnn = 1", "nn"),
         ("[limits]\nmedia_domains = 'all'", "media_domains"),
         ("[server", "TOML"),
+        ("n = " + "[" * 5000, "TOML"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(text: str, key: str) -> None:

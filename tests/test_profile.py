@@ -47,6 +47,18 @@ def test_more_work_takes_no_less_time_beyond_noise(table: str, points: list[tupl
     assert parse_profile(text(**{table: noisy}), "here")
 
 
+@pytest.mark.parametrize(
+    "field",
+    ["kv_bytes_per_token", "kv_tokens", "context_tokens", "max_sequences", "handoff_bytes_per_s", "tensor_parallel", "gpus"],
+)
+@pytest.mark.parametrize("value", [10**12, 10**18, 0])
+def test_sizes_that_nothing_has(field: str, value: int) -> None:
+    if field == "handoff_bytes_per_s":
+        value *= 10_000
+    with pytest.raises(UserError, match=f"{field}|does not fit"):
+        parse_profile(text(**{field: value}), "here")
+
+
 @pytest.mark.parametrize("ms", [1e300, 1e-300, 0.0])
 def test_times_that_no_engine_has(ms: float) -> None:
     with pytest.raises(UserError, match="prefill_ms"):

@@ -44,7 +44,7 @@ def build_controller(
         late=predicted_miss(law, learning),
         route=least_cost(rules, learning, simple) if is_least_cost else simple,
         pick_decode=least_loaded_decode,
-        prompt_lengths=PromptLengths(),
+        prompt_lengths=PromptLengths(law.prompt_lengths),
         learner=learning,
         balance=least_pressure(law, learning, can_be_one_pool=is_least_cost),
     )

@@ -12,10 +12,16 @@ import msgspec
 
 from twinpool.errors import UserError
 
-_Positive = Annotated[float, msgspec.Meta(gt=0)]
+MOST_TOKENS = 1_000_000_000
+"""Of a context, of a worker's room for KV: more is a slip of the pen."""
+
+MOST_TOKEN_BYTES = 100_000_000
+"""Of KV: the largest models have a few million."""
+
+_Bandwidth = Annotated[float, msgspec.Meta(ge=1.0, le=1e15)]  # a byte to a petabyte a second
 _StepMs = Annotated[float, msgspec.Meta(ge=1e-3, le=1e7)]  # a microsecond to three hours: no step of any engine is beyond
 _ExtraMs = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 
 _At = TypeVar("_At", bound=tuple[int, ...])
 
@@ -33,14 +39,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str
     engine: str
     source: str
-    kv_tokens: int
-    kv_bytes_per_token: _Count
+    kv_tokens: Annotated[int, msgspec.Meta(le=MOST_TOKENS)]
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKEN_BYTES)]
     prefill_ms: tuple[tuple[_Count, _StepMs], ...]
     decode_step_ms: tuple[tuple[_Count, _Count, _StepMs], ...]
     context_tokens: _Count = 131_072
     max_sequences: _Count = 512
     mixed_step_extra_ms: _ExtraMs = 0.0
-    handoff_bytes_per_s: _Positive = 100e9
+    handoff_bytes_per_s: _Bandwidth = 100e9
     handoff_latency_ms: _ExtraMs = 3.0
     system: str | None = None
     tensor_parallel: _Count = 1

@@ -4,11 +4,11 @@ A prompt says how long it and its answer are; `prompt_of` writes it, four letter
 """
 
 import asyncio
-from collections import deque
 from typing import Any
 
 import msgspec
 from tests.agreement.step_engine import Sequence, StepEngine
+from tests.agreement.virtual_time import in_turn
 
 from twinpool.core.model import WorkerFacts
 from twinpool.http1 import Request, Responder, Server, serve
@@ -16,14 +16,21 @@ from twinpool.profile import Profile
 from twinpool.sim.fleet import Kind
 from twinpool.sim.link import Ports, handed_over_at
 
+LEG_HEADER = b"x-leg"
+"""Which of all legs this is, counted as they are sent. Some go by a connection that has to be made first."""
+
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = (b"content-type", b"text/event-stream")
 _CHARS_PER_TOKEN = 4
-_MOMENT_S = 1e-9  # asyncio's own
 
 
 def prompt_of(number: int, prompt_tokens: int, output_tokens: int) -> str:
     return f"{output_tokens} tokens for {number}: ".ljust(prompt_tokens * _CHARS_PER_TOKEN, "x")
+
+
+def word_of(prompt: str, number: int) -> str:
+    """The token with that number, from 1, of the answer to such a prompt: nobody else's."""
+    return f"{prompt.partition(':')[0].split()[-1]}.{number} "
 
 
 class _Message(msgspec.Struct):
@@ -47,7 +54,6 @@ class EngineService:
         self._dispatch_s = dispatch_s
         self._ports = Ports.of(self._profile.handoff_bytes_per_s)
         self._held: dict[str, int] = {}
-        self._coming: deque[tuple[float, asyncio.Future[None]]] = deque()
         self._server: Server
         self._steps: asyncio.Task[None]
 
@@ -73,28 +79,17 @@ class EngineService:
         body = msgspec.json.decode(request.body, type=_Body)
         content = body.messages[0].content
         prompt_tokens, output_tokens = len(content) // _CHARS_PER_TOKEN, int(content.partition(" ")[0])
-        await self._arrives()
+        await self._arrive(int(request.header(LEG_HEADER) or 0))
         kv = body.kv_transfer_params
         if kv.get("do_remote_decode"):
             await self._read(request, responder, prompt_tokens)
         else:
-            await self._write(responder, prompt_tokens, output_tokens, kv)
+            await self._write(responder, content, prompt_tokens, output_tokens, kv)
 
-    def _arrives(self) -> asyncio.Future[None]:
-        """Done when a leg that is sent now is there; they come in the order in which they were sent."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[None] = loop.create_future()
-        self._coming.append((loop.time() + self._dispatch_s, arrived))
-        if len(self._coming) == 1:
-            loop.call_later(self._dispatch_s, self._bring)
-        return arrived
-
-    def _bring(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._coming and self._coming[0][0] <= loop.time() + _MOMENT_S:
-            self._coming.popleft()[1].set_result(None)
-        if self._coming:
-            loop.call_at(self._coming[0][0], self._bring)
+    async def _arrive(self, leg: int) -> None:
+        """Those that are sent at one moment come in the order in which they were sent, to whichever engines."""
+        await asyncio.sleep(self._dispatch_s)
+        await in_turn(leg)
 
     def _identity(self) -> bytes:
         facts = self.facts
@@ -121,13 +116,16 @@ class EngineService:
         answer = {"choices": [], "usage": _usage(prompt_tokens, 1), "kv_transfer_params": handle}
         responder.send(200, _JSON, msgspec.json.encode(answer))
 
-    async def _write(self, responder: Responder, prompt_tokens: int, output_tokens: int, kv: dict[str, Any]) -> None:
+    async def _write(
+        self, responder: Responder, content: str, prompt_tokens: int, output_tokens: int, kv: dict[str, Any]
+    ) -> None:
         done = asyncio.get_running_loop().create_future()
 
         def token(number: int) -> None:
             if not responder.started:
                 responder.start(200, [_STREAM, *headers])
-            responder.write(_event({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}))
+            said = {"content": word_of(content, number)}
+            responder.write(_event({"choices": [{"index": 0, "delta": said, "finish_reason": None}]}))
             if number == output_tokens:
                 responder.write(_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
                 responder.write(_event({"choices": [], "usage": _usage(prompt_tokens, output_tokens)}))

@@ -12,16 +12,18 @@ if __name__ == "__main__":
 import asyncio
 import sys
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 
 import msgspec
-from tests.agreement.engine_service import EngineService, prompt_of
+from tests.agreement.engine_service import LEG_HEADER, EngineService, prompt_of
 from tests.agreement.seen import Seen
 from tests.agreement.step_engine import StepEngine
 
 from twinpool.config import Config, Declared, Server
 from twinpool.gateway.app import Gateway
-from twinpool.http1 import Origin, Pool, UpstreamLost
+from twinpool.http1 import Deadlines, Exchange, Origin, Pool, Receiver, UpstreamLost
+from twinpool.http1.framing import Headers
 from twinpool.sim.fleet import MODEL, build_fleet
 from twinpool.sim.loop import Loop
 from twinpool.sim.run import kind_of, traffic
@@ -30,6 +32,29 @@ from twinpool.sim.stream_gaps import GapLimits
 from twinpool.workload.offered import Offered
 
 _CHAT = "/v1/chat/completions"
+
+
+class _NumberedLegs(Pool):
+    """The gateway's connections to engines: what goes over them has its number on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent = count()
+
+    async def request(
+        self,
+        origin: Origin,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes,
+        receiver: Receiver,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008  frozen
+        *,
+        is_fresh: bool = False,
+    ) -> Exchange:
+        headers = [*headers, (LEG_HEADER, b"%d" % next(self._sent))]
+        return await super().request(origin, method, target, headers, body, receiver, deadlines, is_fresh=is_fresh)
 
 
 class _Client:
@@ -120,7 +145,7 @@ async def play(scenario: Scenario, requests: Iterable[Offered], journal: Path) -
         balance=scenario.balance,
     )
     services = _fleet(scenario)
-    gateway = Gateway(config, journal=journal)
+    gateway = Gateway(config, journal=journal, pool=_NumberedLegs())
     await gateway.start()
     for service in services:
         await service.start()

@@ -20,9 +20,16 @@ _POOLS = (_group(2, Role.PREFILL), _group(1, Role.DECODE))
 _WRONG_SPLIT = (_group(1, Role.PREFILL), _group(3, Role.DECODE))
 
 
-def _scene(name: str, workers: tuple[WorkerGroup, ...], rate: float, routing: Routing, balance: BalanceMode) -> Scenario:
-    """A leg is a millisecond on its way: at no distance at all, whether an engine has it for the step that begins at this very
-    moment is anybody's guess."""
+def _scene(
+    name: str,
+    workers: tuple[WorkerGroup, ...],
+    rate: float,
+    routing: Routing,
+    balance: BalanceMode,
+    *,
+    dispatch_s: float = 0.001,
+) -> Scenario:
+    """At no distance at all, what follows from the end of an engine's step is there when its next step begins."""
     mix = short_and_long(0.4, output=Uniform(10, 50))
     return Scenario(
         name=name,
@@ -31,7 +38,7 @@ def _scene(name: str, workers: tuple[WorkerGroup, ...], rate: float, routing: Ro
         routing=routing,
         balance=Balance(mode=balance),
         knows_costs=False,
-        gateway=Gateway(dispatch_s=0.001),
+        gateway=Gateway(dispatch_s=dispatch_s),
         workers=workers,
     )
 
@@ -43,6 +50,7 @@ SCENES = {
         _scene("two pools", _POOLS, 20.0, Routing(), BalanceMode.OFF),
         _scene("the law", _POOLS, 20.0, _LAW, BalanceMode.OFF),
         _scene("balance", _WRONG_SPLIT, 50.0, _LAW, BalanceMode.AUTO),
+        _scene("no distance", _WRONG_SPLIT, 50.0, _LAW, BalanceMode.AUTO, dispatch_s=0.0),
     )
 }
 

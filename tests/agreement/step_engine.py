@@ -1,11 +1,15 @@
 """The simulator's engine told a second time, as plainly as can be: one step after the other on asyncio's clock, no leaps.
 
 A step gives each running sequence a token and fills what is left of the budget with chunks of prompts, in the order of their
-coming. What it takes is the simulator's `StepCost`. Room for KV must be ample: there is no preemption here.
+coming. It begins with all that comes at its moment, the gateway's answer to the end of the step before included. What it takes
+is the simulator's `StepCost`. Room for KV must be ample: there is no preemption here.
 """
 
 import asyncio
 from collections.abc import Callable
+from math import inf
+
+from tests.agreement.virtual_time import in_turn
 
 from twinpool.sim.cost import StepCost
 from twinpool.sim.engine import EngineLimits
@@ -58,6 +62,7 @@ class StepEngine:
     async def run(self) -> None:
         while True:
             await self._has_work.wait()
+            await in_turn(inf)
             chunks = self._begin()
             if not chunks and not self._running:
                 self._has_work.clear()

@@ -1,9 +1,8 @@
 """The live driver and the simulator, before the same requests: what clients see has the same distribution.
 
-The traffic is the same and so are the engines' costs, hence all that may differ is the order of what happens at one moment (and
-what follows from it: under load, one leg that is a step later moves those behind it). With these seeds 6,060 of 6,061 requests
-are served alike to the microsecond, and no two distributions are further apart than 0.0041. Engines that are 1 % slower move
-them by 0.016 (TTFT under the law) to 0.55 (gaps of two pools): 0.01 lies between.
+The traffic is the same, so are the engines' costs, and what happens at one moment has an order in both: requests are served
+alike to the microsecond. A distance comes of values that are rounded to either side of a border. Engines that are 1 % slower
+move the distributions by 0.016 (TTFT under the law) to 0.55 (gaps of two pools): 0.01 lies between.
 """
 
 import subprocess
@@ -31,7 +30,7 @@ APART = 0.01
 SAME_MOMENT_S = 1e-6  # the simulator counts up to 64 steps in a row as equally long
 SEEDS = (1, 2, 3)
 MEASURES = ("ttft_s", "e2e_s", "gap_mean_s", "gap_worst_s")
-SERVED_ALIKE = 0.8
+SERVED_ALIKE = 0.99
 ROOT = Path(__file__).parents[2]
 
 
@@ -105,12 +104,8 @@ def is_same(one: Seen, other: Seen) -> bool:
     return all(abs(getattr(one, measure) - getattr(other, measure)) < SAME_MOMENT_S for measure in ("at_s", *MEASURES))
 
 
-# Where roles move, one tie that is decided otherwise moves another worker: worst gaps then lie up to 0.04 apart.
-_NOT_YET = pytest.mark.xfail(raises=AssertionError, reason="moves of the law come at other moments after a tie", strict=True)
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_NOT_YET if name == "balance" else ()) for name in SCENES])
+@pytest.mark.parametrize("name", SCENES)
 def test_the_live_driver_and_the_simulator_agree(name: str, tmp_path: Path) -> None:
     in_life: list[Seen] = []
     in_theory: list[Seen] = []

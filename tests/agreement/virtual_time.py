@@ -2,7 +2,8 @@
 
 Connections to a port of this process are pairs of sockets in the kernel. What is written to one can be read from the other at
 once, so that "nothing can be done now" is certain, and no computer is ever too slow. `time.monotonic` shows this clock to the
-whole process: `take_over` comes before anything that reads the clock is imported, in a process of its own.
+whole process: `take_over` comes before anything that reads the clock is imported, in a process of its own. What happens at one
+moment in nobody's order, since some of it has come over a connection that had to be made first, is put in one by `in_turn`.
 """
 
 import asyncio
@@ -12,9 +13,15 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
+_MOMENT_S = 1e-9  # asyncio's own: what lies closer together is one moment to it
+
 _now_s = 0.0
+_order = count()
+_in_turn: list[tuple[float, int, asyncio.Future[None]]] = []
 
 
 def now() -> float:
@@ -29,12 +36,24 @@ def take_over() -> None:
     time.monotonic = now
 
 
+def in_turn(turn: float) -> asyncio.Future[None]:
+    """Done at this very moment, when nothing else is left to be done in it by anybody who has not asked for a later turn."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    heappush(_in_turn, (turn, next(_order), done))
+    return done
+
+
 class _JumpingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         global _now_s
         ready = super().select(0)
         if ready:
             return ready
+        if _in_turn and (timeout is None or timeout > _MOMENT_S):
+            _, _, done = heappop(_in_turn)
+            if not done.cancelled():
+                done.set_result(None)
+            return []
         if timeout is None:
             raise RuntimeError("everybody waits, and for no time: nothing can ever happen again")
         _now_s += max(0.0, timeout)

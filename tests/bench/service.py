@@ -96,6 +96,7 @@ async def measure(
     prepared: Prepared | None = None,
     answers: Callable[[Recorded], Any] | None = None,
     window: Window | None = None,
+    long_tokens: float | None = None,
 ) -> Measured:
     """Load on a scripted engine; all of its time is counted, or the `window`. `answers` come into force once the engine
     was calibrated."""
@@ -112,6 +113,7 @@ async def measure(
             objectives=Objectives(),
             on_sample=on_sample,
             window=window or Window(0.0, duration_s),
+            long_tokens=long_tokens,
         )
     finally:
         await pool.close()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.bench.service import end, idle, prompt_of, stream, token
 
+from twinpool.bench import probe
 from twinpool.bench.check import (
     Asked,
     Checked,
@@ -129,10 +130,36 @@ async def test_a_service_that_refuses_is_left_alone_at_once(engine: ScriptedEngi
     await idle(engine)
 
 
+async def test_a_service_that_cuts_long_prompts_is_not_judged_by_them(engine: ScriptedEngine) -> None:
+    calm = Engine(is_colocated=False)
+
+    def answers(recorded: Recorded) -> Reply:
+        tokens = len(prompt_of(recorded).split())
+        return stream([(0.0, token()), *((0.0, one) for one in end(256, 1))]) if tokens > 300 else calm(recorded)
+
+    result = result_of(await checked(engine, answers), ASKED)
+    assert (result["verdict"], result["long"]["requests"]) == ("unknown", 0)
+    assert any("counted 256 tokens in a prompt of 400" in note for note in result["notes"])
+
+
 async def test_its_load_is_bounded_whatever_the_service_does(engine: ScriptedEngine) -> None:
     await checked(engine, Engine(is_colocated=True), enough=5)
     assert engine.peak_running <= 4
     await idle(engine)
+
+
+async def test_a_service_that_answers_in_one_piece_is_judged_by_its_long_prompts(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "LONGEST_PAUSE_S", 0.1)
+
+    def answers(recorded: Recorded) -> Reply:
+        tokens = len(prompt_of(recorded).split())
+        return stream([(0.02, token()), *((0.0, one) for one in end(tokens, 1))])
+
+    result = result_of(await checked(engine, answers, enough=20), ASKED)
+    assert result["long"]["requests"] >= 20
+    assert result["interference"]["found"] == "unknown"
 
 
 async def test_its_time_is_bounded(engine: ScriptedEngine) -> None:
@@ -148,6 +175,14 @@ async def test_use_is_read_from_the_service_s_own_page(engine: ScriptedEngine) -
     await pool.close()
     assert seen.source == f"vLLM at {engine.url}"
     assert [window.busy_ratio for window in seen.windows] == [pytest.approx(1.0, abs=0.11)]
+
+
+async def test_a_page_that_was_watched_for_too_short_a_time_is_not_said_to_be_missing(engine: ScriptedEngine) -> None:
+    engine.script.on_request = Engine(is_colocated=False)
+    pool = Pool()
+    seen = await check_one(pool, target_of(engine.url), replace(ASKED, duration_s=1.0))
+    await pool.close()
+    assert "not observable: it was over before its first window of 10 s" in result_of(seen, ASKED)["reasons"][1]
 
 
 @pytest.mark.timeout(180)

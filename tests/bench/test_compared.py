@@ -18,6 +18,7 @@ from twinpool.measure.blocks import Recorder, Window
 from twinpool.measure.sample import Sample
 from twinpool.workload.mixes import MIXES
 
+FEW = "whatever is said here, nothing is sure of so few."
 SETTINGS = Settings(mix="mixed-60-40", traffic=MIXES["mixed-60-40"])
 WORKERS = Workers(("http://a:1", "http://b:1", "http://c:1"), ("0", "1", "0"))
 
@@ -28,12 +29,13 @@ def played(
     ttft: float = 1.0,
     stall_s: float = 0.03,
     failing: int = 0,
+    requests: int = 300,
     workers: tuple[str, ...] = ("a", "b", "c"),
 ) -> Measured:
     """A round of 300 requests: `ttft` slows all first tokens, `stall_s` is each stream's worst gap."""
     rng = Random(seed)
     recorder = Recorder(Window.of(100.0), Objectives())
-    for number in range(300):
+    for number in range(requests):
         is_long = number % 5 < 2
         recorder.add(
             Sample(
@@ -57,6 +59,12 @@ def compared(**arms: dict[str, Any]) -> dict[str, Any]:
     for arm in ARMS:
         found.rounds[arm] = [played(seed, **arms.get(arm, {})) for seed in (1, 2)]
     return summary(SETTINGS, found, WORKERS)
+
+
+def test_few_requests_are_sure_of_nothing_and_many_need_no_such_word() -> None:
+    few = compared(balanced={"requests": 36})  # of a round; the first thirty come in its warm-up
+    assert few["words"][0] == f"Only {few['arms']['balanced']['requests']} requests were counted in an arm: {FEW}"
+    assert not any(FEW in line for line in compared()["words"])
 
 
 def test_it_has_the_keys_of_the_contract() -> None:

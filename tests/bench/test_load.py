@@ -9,6 +9,7 @@ from time import monotonic
 import pytest
 from tests.bench.service import Stamped, end, evenly, event, idle, measure, prompt_of, stream, token, told
 
+from twinpool.bench import load
 from twinpool.bench.answer import Failed, StreamedAnswer
 from twinpool.bench.run import Measured, report, warnings_of
 from twinpool.bench.words import failures_line
@@ -177,6 +178,43 @@ async def test_lengths_that_cannot_be_had_are_told(engine: ScriptedEngine) -> No
     tested = await measure(engine, evenly(20, 0.5), duration_s=0.5, answers=answers)
     said = warnings_of(reported(tested), tested.generator, shares_prefixes=False)
     assert any("off the lengths asked for" in warning for warning in said)
+    assert not tested.generator.kept_lengths
+
+
+async def test_a_token_of_a_short_prompt_is_no_fault(engine: ScriptedEngine) -> None:
+    """A prompt of ten tokens cannot be had to one per cent."""
+    requests = evenly(20, 0.5, prompt_tokens=10)
+    tested = await measure(engine, requests, duration_s=0.5, answers=lambda _: told(2, prompt_tokens=11))
+    assert tested.generator.prompt_length_error_ratio == pytest.approx(0.1)
+    assert tested.generator.kept_lengths
+
+
+async def test_a_prompt_is_long_by_what_the_engine_counts(engine: ScriptedEngine) -> None:
+    """Asked for 90 and 110 with the border at 100; the engine counts 20 more than it did before."""
+
+    def answers(recorded: Recorded) -> Reply:
+        return told(2, prompt_tokens=20 + len(str(recorded.body["messages"]).split()))
+
+    requests = [Offered(at / 20, 90 if at % 2 else 110, 2, is_long=not at % 2) for at in range(10)]
+    tested = await measure(engine, requests, duration_s=0.5, answers=answers, long_tokens=100)
+    found = reported(tested)
+    assert (found.long.requests, found.short.requests) == (10, 0)
+    assert found.long.prompt_tokens_mean == pytest.approx(120, abs=2)
+
+
+async def test_what_failed_is_as_long_as_it_was_meant_to_be(engine: ScriptedEngine) -> None:
+    requests = [Offered(at / 20, 110, 2, is_long=True) for at in range(10)]
+    tested = await measure(engine, requests, duration_s=0.5, answers=lambda _: Reply.error(500), long_tokens=100)
+    assert reported(tested).long.failed == 10
+
+
+async def test_prompts_under_way_fit_into_memory(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "MOST_OPEN_TOKENS", 500)
+    requests = [Offered(at / 100, 200, 2, is_long=False) for at in range(10)]
+    tested = await measure(engine, requests, duration_s=0.2, answers=lambda _: told(2, first_s=0.5))
+    assert reported(tested).failures == {"not_sent": 7}
+    assert "500 tokens of prompts" in (tested.generator.complaint or "")
+    assert engine.peak_running == 3
 
 
 async def test_no_prompt_is_sent_twice_and_two_runs_of_one_seed_share_none(engine: ScriptedEngine) -> None:

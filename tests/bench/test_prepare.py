@@ -10,6 +10,7 @@ from twinpool.bench.target import message_of, target_of, unreachable
 from twinpool.engines.scripted import Recorded, Reply, ScriptedEngine
 from twinpool.errors import UserError
 from twinpool.http1 import Loss, Pool, UpstreamLost
+from twinpool.workload.offered import Offered
 
 
 async def complaint(url: str, model: str | None = None, **options: object) -> str:
@@ -75,6 +76,13 @@ def test_what_is_no_url(text: str) -> None:
         target_of(text)
 
 
+@pytest.mark.parametrize("text", ["http://user:secret@h:1", "user:secret@h:1", "http://h\x1b@secret@h"])
+def test_a_password_in_a_url_is_not_told(text: str) -> None:
+    with pytest.raises(UserError) as said:
+        target_of(text)
+    assert "secret" not in str(said.value)
+
+
 @pytest.mark.parametrize(
     ("text", "shown", "path"),
     [
@@ -110,7 +118,7 @@ async def test_a_service_that_refuses_unknown_fields_is_asked_without(engine: Sc
 async def test_a_service_whose_count_does_not_rise_with_the_prompt(engine: ScriptedEngine) -> None:
     engine.script.on_request = lambda recorded: told(2, prompt_tokens=40)
     said = await complaint(engine.url)
-    assert f"{engine.url} counts 40 prompt tokens for 16 words and 40 for 160: its usage is wrong" in said
+    assert f"{engine.url} counts 40 prompt tokens for 8 words and 40 for 156: its usage is wrong" in said
 
 
 async def test_it_learns_the_template_and_the_rate_and_asks_little(engine: ScriptedEngine) -> None:
@@ -123,8 +131,24 @@ async def test_it_learns_the_template_and_the_rate_and_asks_little(engine: Scrip
     assert found.prompts.fewest_tokens == 33
 
 
-def test_what_a_service_says_does_not_command_the_terminal() -> None:
-    assert message_of(b'{"error": {"message": "\\u001b[2J no\\u0007\\nmore \\u009b1m"}}') == "[2J no more 1m"
+async def test_the_rate_is_that_of_long_prompts_however_uneven_words_are(engine: ScriptedEngine) -> None:
+    """BM-06: a word has as many tokens as letters. Whichever words come first, 20,000 tokens are asked for and had."""
+
+    def letters(recorded: Recorded) -> int:
+        return len(recorded.body["prompt"].replace(" ", ""))
+
+    engine.script.on_request = lambda recorded: told(2, prompt_tokens=letters(recorded))
+    for _ in range(5):
+        pool = Pool()
+        found = await prepare(pool, target_of(engine.url, is_chat=False), None, timeout_s=5)
+        await pool.close()
+        text = found.prompts.text(Offered(0.0, 20_000, 1, is_long=True))
+        assert len(text.replace(" ", "")) == pytest.approx(20_000, rel=0.005)
+
+
+def test_what_a_service_says_is_one_line_of_bounded_length() -> None:
+    assert message_of(b'{"error": {"message": "no\\nmore"}}') == "no more"
+    assert len(message_of(b'{"error": "%b"}' % (b"x" * 5000))) == 200
 
 
 def test_an_unknown_host_is_told_in_the_resolver_s_words() -> None:

@@ -10,7 +10,7 @@ def _words(prompts: Prompts, tokens: int, prefix: tuple[int, ...] = ()) -> list[
     return prompts.text(Offered(0.0, tokens, 1, is_long=False, prefix=prefix)).split(" ")
 
 
-@pytest.mark.parametrize("tokens", [1, 7, NONCE_WORDS, NONCE_WORDS + 1, 500, 100_000])
+@pytest.mark.parametrize("tokens", [1, 7, NONCE_WORDS, NONCE_WORDS + 1, 500, 100_000, 450_000])
 def test_as_many_words_as_tokens_where_each_is_one(tokens: int) -> None:
     assert len(_words(Prompts(), tokens)) == tokens
 

@@ -71,9 +71,9 @@ def test_a_port_in_use_is_told_before_anything_is_started(option: str) -> None:
             prepare(Asked(**{**FREE, option: port}))
 
 
-@pytest.mark.parametrize("option", ["journal", "access_log"])
+@pytest.mark.parametrize("option", ["journal", "access_log", "log"])
 def test_what_is_written_needs_its_folder(tmp_path: Path, option: str) -> None:
-    with pytest.raises(UserError, match=r"no such folder: .*absent"):
+    with pytest.raises(UserError, match=r"there is no folder .*absent"):
         prepare(Asked(**{**FREE, option: tmp_path / "absent" / "file"}))
 
 

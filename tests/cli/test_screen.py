@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from twinpool.cli.screen import FirstScreen, core_list, curl, show_first_screen, show_status
+from twinpool.cli.screen import FirstScreen, core_list, curl, show_first_screen
+from twinpool.cli.status_screen import show_status
 from twinpool.deploy.devices import Devices
 from twinpool.deploy.fabric import choose_fabric
 
@@ -65,6 +66,7 @@ def test_status_shows_what_one_looks_for() -> None:
         "request": "r",
         "choice": "disaggregated",
         "why": "pair_ready",
+        "words": "prefill-0 reads, decode-0 writes: both have room",
         "prefill": "prefill-0",
         "decode": "decode-0",
     }
@@ -83,7 +85,7 @@ def test_status_shows_what_one_looks_for() -> None:
         "2 of 4",
         "1,200 tokens",
         "prefill-0 is not up: its process has ended",
-        "pair ready",
+        "prefill-0 reads, decode-0 writes: both have room",
     ):
         assert part in text, text
     assert text.index("prefill-0") < text.index("decode-0")
@@ -171,3 +173,39 @@ def test_status_names_the_pairs_in_which_something_is_wrong() -> None:
     assert "p0 > d0 cannot be: block size: p0 has 32, d0 has 16" in text
     assert "and 12 more" in text
     assert "Pairs" not in shown(state(pairs={"proved": 1, "troubled": [], "slow": []}, incompatible=[]))
+
+
+def test_status_begins_with_whether_the_service_is_well_and_what_to_do() -> None:
+    findings = [{"words": "d1 is not up (gone)", "do": "start it"}, {"words": "d2 drains", "do": None}]
+    text = shown(state(worker("prefill-0"), health={"tone": "warn", "words": "It works: d1 is not up", "findings": findings}))
+    first, second, third, *_ = text.splitlines()
+    assert (first, second.strip(), third.strip()) == ("It works: d1 is not up.", "What to do: start it", "d2 drains")
+
+
+def test_status_says_what_people_gave_by_hand() -> None:
+    changes = [
+        {"age_s": 70.0, "why": "manual", "words": "p0 moved to decode, because a person asked for it"},
+        {"age_s": 3.0, "why": "decode_short", "words": "p1 moved to decode, because answers are many"},
+    ]
+    text = shown(state(worker("prefill-0", held=True, busy_ratio=0.42), role_changes=changes))
+    assert "prefill (by hand)" in text
+    assert "42%" in text
+    assert "1 min ago: p0 moved to decode, because a person asked for it" in text
+    assert "p1 moved" not in text, "what balance did stands with balance"
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({}, ""),
+        ({"ttft_s": None, "predicted_ttft_s": 0.25}, "expected after 0.25 s"),
+        ({"ttft_s": 0.314}, "after 0.31 s"),
+        ({"ttft_s": 0.314, "predicted_ttft_s": 0.25}, "after 0.31 s, expected 0.25 s"),
+    ],
+)
+def test_status_says_when_the_first_token_came_and_was_expected(known: dict[str, Any], told: str) -> None:
+    decision = {"age_s": 2.0, "choice": "colocated", "why": "no_pair", "prefill": None, "decode": "d0", "words": "d0 does all"}
+    (line,) = [
+        line for line in shown(state(worker("decode-0"), decisions=[decision | known])).splitlines() if "d0 does" in line
+    ]
+    assert line.partition("d0 does all")[2].strip() == told

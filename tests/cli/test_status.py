@@ -1,9 +1,15 @@
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +22,7 @@ Answer = Callable[[BaseHTTPRequestHandler], tuple[int, bytes]]
 
 
 @contextmanager
-def admin(answer: Answer) -> Iterator[str]:
+def admin(answer: Answer, port: int = 0) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = answer(self)
@@ -27,7 +33,7 @@ def admin(answer: Answer) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -112,4 +118,97 @@ def test_more_than_a_gateway_ever_says_is_not_read(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(state_module, "MOST_BYTES", 100)
     with admin(lambda request: (200, json.dumps(STATE).encode())) as url:
         result = CliRunner().invoke(cli, ["status", url])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+# Watching
+
+
+@contextmanager
+def watching(url: str, *options: str, **more: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    argv = [sys.executable, "-m", "twinpool", "status", url, "--watch", "--every", "0.1", *options]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, **more) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def read_until(stream: IO[bytes], what: bytes) -> bytes:
+    read = b""
+    while what not in read:
+        more = os.read(stream.fileno(), 65536)
+        assert more, read.decode()
+        read += more
+    return read
+
+
+def interrupted(running: "subprocess.Popen[bytes]") -> tuple[int, bytes]:
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    return running.returncode, said
+
+
+def test_watched_without_a_terminal_it_is_printed_again_and_again() -> None:
+    with admin(lambda request: (200, json.dumps(STATE).encode())) as url, watching(url, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        for _ in range(3):
+            shown = read_until(running.stdout, b"No decision yet")
+            assert b"\x1b" not in shown
+        assert interrupted(running) == (130, b"\n")
+
+
+def test_watched_as_json_it_is_a_line_a_look() -> None:
+    with (
+        admin(lambda request: (200, json.dumps(STATE).encode())) as url,
+        watching(url, "--json", stdout=subprocess.PIPE) as running,
+    ):
+        assert running.stdout is not None
+        assert [json.loads(running.stdout.readline()) for _ in range(2)] == [STATE, STATE]
+        assert interrupted(running) == (130, b"\n")
+
+
+def test_on_a_terminal_it_is_in_place_and_leaves_what_was_there_before() -> None:
+    ours, theirs = pty.openpty()
+    looks = threading.Semaphore(0)
+
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        looks.release()
+        return 200, json.dumps(STATE).encode()
+
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    with admin(answer) as url, watching(url, stdout=theirs, env=environment) as running, os.fdopen(ours, "rb", 0) as screen:
+        os.close(theirs)
+        shown = read_until(screen, b"Ctrl-C ends this")
+        assert shown.index(b"\x1b[?1049h") < shown.index(b"prefill-0")
+        assert all(looks.acquire(timeout=30) for _ in range(3))
+        running.send_signal(signal.SIGINT)
+        read_until(screen, b"\x1b[?1049l")
+        assert (running.wait(30), running.stderr.read()) == (130, b"\n")
+
+
+def test_a_gateway_that_is_started_again_is_seen_again() -> None:
+    def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        return 200, json.dumps(STATE).encode()
+
+    with ExitStack() as stack:
+        with admin(answer) as url:
+            running = stack.enter_context(watching(url, stdout=subprocess.PIPE))
+            assert running.stdout is not None
+            read_until(running.stdout, b"No decision yet")
+        gone = read_until(running.stdout, b"Asking again until it is back")
+        assert b"Gone since " in gone
+        assert f"no gateway answers at http://{url}".encode() in gone.replace(b"\n", b" ")
+        port = int(url.rpartition(":")[2])
+        with admin(answer, port):
+            told = read_until(running.stdout, b"No decision yet")
+            while b"Gone" in told:
+                told = read_until(running.stdout, b"No decision yet")
+        assert interrupted(running) == (130, b"\n")
+
+
+def test_a_mistake_is_one_before_it_watches() -> None:
+    with admin(lambda request: (200, b"")) as url:
+        pass
+    result = CliRunner().invoke(cli, ["status", url, "--watch"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

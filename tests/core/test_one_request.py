@@ -2,6 +2,7 @@
 
 from tests.core.stage import Stage, prompt, worker
 
+from twinpool.core.cluster import LegKey
 from twinpool.core.commands import RecordDecision, SendDecode, SendPrefill, SendWhole
 from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.lifecycle import HandleState
@@ -130,7 +131,7 @@ def test_the_length_of_prompts_is_learnt_from_what_engines_count() -> None:
         stage.finishes(f"r{n}")
     stage.arrives("r", prompt(1000))
     assert 1950 < stage.load("p1")[0] <= 2000
-    assert stage.controller.cluster.holds(("r", 1, Leg.PREFILL))
+    assert stage.controller.cluster.holds(LegKey("r", 1, Leg.PREFILL))
 
 
 def test_an_engine_that_did_not_count_teaches_nothing() -> None:

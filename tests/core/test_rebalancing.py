@@ -195,3 +195,16 @@ def test_balance_is_remembered() -> None:
     known = msgspec.json.decode(stage.controller.remember())
     assert known["balance"]["changed_at"] == 1.0
     assert known["balance"]["last"]["why"] == "prefill_short"
+
+
+def test_advice_is_recorded_once_however_long_it_stays_the_same() -> None:
+    """Whoever of the pool is named: who has least to do changes from look to look."""
+    named = iter(["d1", "d2"] * 5)
+    stage = stage_with(
+        lambda view, changed_at: Balanced(WhyBalance.PREFILL_SHORT, worker=next(named), role=Role.PREFILL),
+        *("p1", "d1", "d2"),
+        mode=BalanceMode.ADVISE,
+    )
+    stage.arrives("r")
+    said = [act for _ in range(8) for act in stage.waits(1.0) if isinstance(act, do.RecordBalance)]
+    assert [each.balanced.worker for each in said] == ["d1"]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from twinpool.core.model import Failure
+from twinpool.core.model import Failure, Usage
 from twinpool.engines.answers import failure_of_loss, failure_of_status, read_ending, retry_after_s
+from twinpool.engines.events import read_closing
 from twinpool.http1 import Loss, UpstreamLost
 
 
@@ -49,3 +50,20 @@ def test_a_failure_under_200_is_seen() -> None:
     assert ending is not None
     assert ending.is_failure
     assert read_ending(b"not json") is None
+
+
+def test_llama_cpp_tells_what_it_counted_unasked() -> None:
+    timings = b'"timings":{"cache_n":300,"prompt_n":20,"prompt_ms":1.5,"predicted_n":7}'
+    last = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],' + timings + b"}\n\n"
+    is_whole, ending = read_closing(last + b"data: [DONE]\n\n")
+    assert is_whole
+    assert ending.counted() == Usage(320, 7, 300)
+    counted = read_ending(b'{"usage":{"prompt_tokens":5,"completion_tokens":6},' + timings + b"}")
+    assert counted is not None
+    assert counted.counted() == Usage(5, 6), "usage says it where there is some"
+    strange = read_ending(b'{"usage":{"prompt_tokens":5,"completion_tokens":6},"timings":[]}')
+    assert strange is not None
+    assert strange.counted() == Usage(5, 6)
+    older = read_ending(b'{"timings":{"prompt_n":20,"predicted_n":7}}')
+    assert older is not None
+    assert older.counted() is None, "without its cache nobody knows how long the prompt was"

@@ -146,6 +146,8 @@ class House:
     session: aiohttp.ClientSession
     failures: list[dict[str, Any]] = field(default_factory=list)
     """What the loop's exception handler was told. Empty it in a test that means it."""
+    news: list[str] = field(default_factory=list)
+    """What the person at the terminal is told."""
     is_closed: bool = False
     """The test has closed the gateway itself."""
 
@@ -350,6 +352,7 @@ async def house(
     is_stock: bool = False,
     declared: Declared = Declared(),  # noqa: B008
     engine_key: str | None = None,
+    learnt: Path | None = None,
 ) -> AsyncIterator[House]:
     """See the module. A number of engines, one script, or several. `kept` bounds the journal, and an access log beside it. The
     engines are embedded workers, unless `is_stock`: then they are what their scripts say, as `declared`, with `engine_key`."""
@@ -380,6 +383,7 @@ async def house(
             }
             journal = Path(folder, "journal")
             access_log = journal.with_name("access.log") if kept else None
+            news: list[str] = []
             gateway = Gateway(
                 config,
                 api_keys=api_keys,
@@ -387,8 +391,10 @@ async def house(
                 engine_key=engine_key,
                 journal=journal,
                 access_log=access_log,
+                learnt=learnt,
+                say=news.append,
             )
-            h = House(gateway, *pools.values(), journal, session, failures)
+            h = House(gateway, *pools.values(), journal, session, failures, news)
             try:
                 await gateway.start()
                 for role, engines in pools.items():

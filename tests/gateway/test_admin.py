@@ -11,18 +11,22 @@ from twinpool.core.model import Role
 from twinpool.engines.scripted import Script, ScriptedEngine
 from twinpool.errors import UserError
 from twinpool.gateway.app import Gateway
+from twinpool.page.served import assets
 
 TOKEN = "t0k3n"
 ROUTES = [
     ("GET", "/admin/state"),
     ("GET", "/admin/decisions"),
+    ("GET", "/admin/history"),
     ("POST", "/admin/workers"),
     ("DELETE", "/admin/workers/p0"),
     ("POST", "/admin/workers/p0/role"),
+    ("DELETE", "/admin/workers/p0/role"),
     ("POST", "/admin/workers/p0/drain"),
     ("GET", "/admin/nothing"),
-    ("GET", "/"),
 ]
+OPEN = sorted(("GET", path) for path in assets())
+"""The page's own files: they have no secret in them, and a browser cannot send a token before it has them."""
 
 
 async def admin(h: House, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
@@ -38,7 +42,7 @@ async def test_the_routes_above_are_all_there_are() -> None:
             for route in app.router.routes()
             if route.method != "HEAD" and route.resource is not None
         }
-        assert known == {(method, path.replace("p0", "{id}")) for method, path in ROUTES[:-2]}
+        assert known == {(method, path.replace("p0", "{id}")) for method, path in ROUTES[:-1]} | set(OPEN)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -56,7 +60,83 @@ async def test_with_the_token_every_route_answers(method: str, path: str) -> Non
     bodies = {"/admin/workers": {"id": "x1", "url": "http://127.0.0.1:1"}, "/admin/workers/p0/role": {"role": "prefill"}}
     async with house(prefill=1, decode=1, admin_token=TOKEN) as h:
         answer = await admin(h, method, path, bodies.get(path), TOKEN)
-        assert answer.status == (201 if path == "/admin/workers" else 404 if path in ("/", "/admin/nothing") else 200)
+        assert answer.status == (201 if path == "/admin/workers" else 404 if path == "/admin/nothing" else 200)
+
+
+async def test_the_page_s_files_are_for_everybody_and_only_to_be_read() -> None:
+    async with house(prefill=1, decode=1, admin_token=TOKEN) as h:
+        for method, path in OPEN:
+            answer = await admin(h, method, path)
+            assert (answer.status, bool(answer.body)) == (200, True)
+            assert "script-src 'self'" in answer.headers["content-security-policy"]
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert (answer.headers["cache-control"], answer.headers["x-content-type-options"]) == ("no-cache", "nosniff")
+            again = await h.get(h.admin_url + path, {"If-None-Match": answer.headers["etag"]})
+            assert (again.status, again.body) == (304, b"")
+            assert (await h.get(h.admin_url + path, {"If-None-Match": '"another"'})).body == answer.body
+            assert (await admin(h, "POST", path)).status == 401
+            assert (await admin(h, "POST", path, token=TOKEN)).status == 405
+        kinds = {path.rpartition(".")[2]: (await admin(h, "GET", path)).headers["content-type"] for _, path in OPEN}
+        assert kinds["js"] == "text/javascript; charset=utf-8"
+        assert kinds["/"] == "text/html; charset=utf-8"
+
+
+FOREIGN = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://["},
+    {"Host": "evil.example"},
+    {"Host": "evil.example:8001"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+async def test_a_page_of_another_site_gets_nothing_and_changes_nothing(headers: dict[str, str]) -> None:
+    """Whoever opens a page somewhere must not thereby drain a worker here, nor show it what stands here."""
+    async with house(prefill=1, decode=1) as h:
+        for method, path in ROUTES:
+            answer = await h.ask(h.admin_url + path, {"role": "prefill"}, method=method, headers=headers)
+            assert answer.status == 403, path
+        assert h.controller.cluster["p0"].story.state == "ready"
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Host": "localhost:1"}, {"Host": "[::1]:1"}]
+)
+async def test_our_own_page_and_programs_get_all(headers: dict[str, str]) -> None:
+    async with house(prefill=1, decode=1) as h:
+        answer = await h.get(f"{h.admin_url}/admin/state", headers)
+        assert (answer.status, answer.headers["cache-control"]) == (200, "no-store")
+
+
+async def test_the_history_has_a_value_for_every_window_and_one_for_now() -> None:
+    async with house(prefill=1, decode=1) as h:
+        for n in range(3):
+            await h.chat(f"n{n}", stream=True)
+        history = (await admin(h, "GET", "/admin/history")).json()
+        columns = [value for value in history.values() if isinstance(value, list)]
+        columns += [*history["workers"].values(), *history["ended"].values()]
+        assert len({len(column) for column in columns}) == 1
+        assert history["window_s"] == 10
+        assert 0 <= history["passed_s"] < 10
+        assert sum(history["ended"]["ok"]) == 3
+        assert history["workers"] == {"prefill": [1], "decode": [1], "colocated": [0]} or len(columns[0]) > 1
+        assert max(filter(None, history["ttft_short_s"])) > 0
+        assert not any(history["ttft_long_s"])
+        assert max(filter(None, history["worst_gap_s"])) > 0
+
+
+async def test_a_change_of_role_is_told_with_its_reason_and_a_person_s_is_marked() -> None:
+    async with house(prefill=1, decode=1, allowed_roles=tuple(Role)) as h:
+        await admin(h, "POST", "/admin/workers/p0/role", {"role": "decode"})
+        state = (await admin(h, "GET", "/admin/state")).json()
+        (change,) = state["role_changes"]
+        assert (change["worker"], change["role"], change["why"], change["number"]) == ("p0", "decode", "manual", 1)
+        assert change["words"] == "p0 moved to decode, because a person asked for it"
+        assert {worker["id"]: worker["held"] for worker in state["workers"]} == {"p0": True, "d0": False}
+        assert (await admin(h, "GET", "/admin/decisions")).json()["role_changes"][0]["words"] == change["words"]
 
 
 async def test_a_token_that_is_no_text_is_401() -> None:
@@ -109,6 +189,7 @@ async def test_the_public_port_has_no_admin_routes() -> None:
         ("POST", "/admin/workers", b" " * (2 << 20), 413),
         ("DELETE", "/admin/workers/nobody", None, 404),
         ("POST", "/admin/workers/nobody/role", {"role": "decode"}, 404),
+        ("DELETE", "/admin/workers/nobody/role", None, 404),
         ("POST", "/admin/workers/nobody/drain", None, 404),
         ("POST", "/admin/workers/p0/role", {"role": "boss"}, 400),
         ("POST", "/admin/workers/p0/role", {}, 400),

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.gateway.house import House, house, text_of, told, until
 
-from twinpool.cli.screen import show_status
+from twinpool.cli.status_screen import show_status
 from twinpool.config import Balance, BalanceMode, Objectives, Routing, RoutingPolicy
 from twinpool.core.decisions import Balanced, WhyBalance
 from twinpool.core.model import Role
@@ -49,10 +49,9 @@ def with_mode(mode: BalanceMode, policy: RoutingPolicy) -> dict[str, Any]:
 
 
 async def until_it_proposes(h: House) -> None:
-    """Ask until costs are known and somebody has been proposed. What a token takes is learnt from streams that tell their
-    usage."""
+    """Ask until costs are known and somebody has been proposed."""
     for n in range(400):
-        answer = await h.chat(f"n{n}", stream=True, stream_options={"include_usage": True})
+        answer = await h.chat(f"n{n}", stream=True)
         assert text_of(answer.events) == told(f"n{n}")
         if any("worker" in found for found in await decisions(h)):
             return

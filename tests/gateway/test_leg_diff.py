@@ -112,6 +112,12 @@ async def test_the_decode_leg_is_the_clients_body_and_the_prefill_leg_the_same_f
 def _check_decode(client: dict[str, bytes], leg: dict[str, bytes]) -> None:
     handle = msgspec.json.decode(leg.pop("kv_transfer_params"))
     assert handle["do_remote_prefill"] is True
+    asked = leg.pop("stream_options", None)
+    if asked is not None and "stream_options" not in client:
+        assert (asked, client["stream"]) == (b'{"include_usage":true}', b"true"), "every stream is asked for its usage"
+        asked = None
+    client = client.copy()
+    assert asked == client.pop("stream_options", None)
     assert list(leg.items()) == list(client.items()), "byte for byte, and in the client's order"
 
 

@@ -53,7 +53,7 @@ async def test_the_edges_of_an_engines_packets_change_nothing(pools: dict[str, i
     )
     async with house(**pools) as h:
         answers_with(h).replies.append(Reply.stream(*(whole[at : at + size] for at in range(0, len(whole), size))))
-        answer = await h.chat(stream=True)
+        answer = await h.chat(stream=True, stream_options={"include_usage": True})
         assert answer.body == whole
         assert await h.outcomes() == {"ok": 1}
 

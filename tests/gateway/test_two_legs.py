@@ -81,6 +81,10 @@ async def test_the_decode_leg_is_the_clients_body_and_the_prefill_leg_the_same_f
             assert (await h.ask(CHAT, body)).status == 200
             theirs, prefill, decode = fields_of(body), raw_fields(h.p.last), raw_fields(h.d.last)
             assert decode.pop("kv_transfer_params")
+            options = json.loads(theirs.get("stream_options", b"null"))
+            if options == {"include_usage": False}:  # the one thing that we ask for ourselves
+                assert decode["stream_options"] == b'{"include_usage":true}'
+                decode["stream_options"] = theirs["stream_options"]
             assert decode == theirs
             asked = json.loads(prefill.pop("kv_transfer_params"))
             limit = json.loads(theirs.get("max_completion_tokens", theirs.get("max_tokens", b"null")))

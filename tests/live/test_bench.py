@@ -1,15 +1,14 @@
 """``twinpool bench`` as people run it."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 from tests.live.scripted_process import scripted_process
 from tests.live.service import run
+from tests.page.browser import chromium, watched
 
 QUICK = ("--rate", "40", "--duration", "4", "--scale-lengths", "20")
 
@@ -22,36 +21,20 @@ def engine() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium of this machine; CI has it (.ci/run), others may not."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        assert not os.environ.get("CI"), "CI must have a browser"
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as play:
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = play.chromium.launch(executable_path=path, args=options)
-        yield browser
-        browser.close()
+    with chromium() as found:
+        yield found
 
 
-def drawn(page: Page, path: Path) -> list[str]:
-    """Opens the file; returns what it asked of any network. Every chart must have ink on it."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: asked.append(f"error: {error}"))
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-drawn]")
-    inked = page.evaluate(
-        """() => [...document.querySelectorAll("canvas")].map(canvas => {
-            const bytes = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-            let ink = 0;
-            for (let at = 3; at < bytes.length; at += 4) if (bytes[at]) ink += 1;
-            return ink;
-        })"""
-    )
-    assert len(inked) == int(page.get_attribute("html", "data-drawn") or 0) >= 3
-    assert min(inked) > 1000, inked
-    return [url for url in asked if url != path.as_uri()]
+def drawn(browser: Browser, path: Path) -> str:
+    """Opens the file; returns its text. Every chart must have ink on it, and nothing may be asked of any network."""
+    with watched(browser) as seen:
+        seen.page.goto(path.as_uri())
+        seen.page.wait_for_selector("html[data-drawn]")
+        inked = seen.ink()
+        assert len(inked) == int(seen.page.get_attribute("html", "data-drawn") or 0) >= 3
+        assert min(inked) > 1000, inked
+        assert (seen.asked, seen.errors) == ([path.as_uri()], [])
+        return seen.page.inner_text("body")
 
 
 def test_the_figures_as_json_and_the_page_in_a_browser(engine: str, tmp_path: Path, browser: Browser) -> None:
@@ -65,10 +48,7 @@ def test_the_figures_as_json_and_the_page_in_a_browser(engine: str, tmp_path: Pa
     assert result["traffic"]["scale_lengths"] == 20
     assert "TTFT, long" in found.stdout
     assert "divided by 20" in found.stdout
-    page = browser.new_page()
-    assert drawn(page, tmp_path / "out.html") == []
-    assert "TTFT by length class" in page.inner_text("body")
-    page.close()
+    assert "TTFT by length class" in drawn(browser, tmp_path / "out.html")
 
 
 def test_json_alone_on_standard_output(engine: str) -> None:

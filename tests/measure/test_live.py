@@ -8,7 +8,7 @@ from twinpool.measure.live import WINDOWS_KEPT, LiveIndicators
 
 def live(*workers: str) -> LiveIndicators:
     found = LiveIndicators(Limits(), 0.0)
-    found.workers_are(0.0, workers or ("a", "b"))
+    found.workers_are(0.0, dict.fromkeys(workers or ("a", "b"), "colocated"))
     return found
 
 
@@ -81,7 +81,7 @@ def test_a_worker_that_left_keeps_no_room_and_one_that_came_is_counted() -> None
     seen = live("a")
     seen.leg_began(0.0, "a")
     seen.leg_ended(10.0, "a")
-    seen.workers_are(10.0, ("b", "c"))
+    seen.workers_are(10.0, {"b": "prefill", "c": "decode"})
     assert set(seen.busy(12.0)) == {"b", "c"}
     assert seen.read(20.0)[0].utilization_mean_ratio == pytest.approx((1.0 + 0.0) / 2)
 
@@ -106,3 +106,28 @@ def test_short_prompts_and_answers_of_one_token_teach_nothing() -> None:
     for _ in range(100):
         seen.cost_seen(prefill=(0.1, 5), decode=(0.0, 1, 1))
     assert seen.costs() is None
+
+
+def test_a_window_keeps_what_is_drawn_of_it() -> None:
+    seen = LiveIndicators(Limits(), 0.0)
+    seen.workers_are(0.0, {"a": "prefill", "b": "decode"})
+    seen.waiting_are(1.0, 3)
+    seen.waiting_are(2.0, 1)
+    seen.ended(3.0, is_long=False, is_failed=False, ttft_s=0.2, worst_gap_s=0.05)
+    seen.ended(4.0, is_long=True, is_failed=False, ttft_s=0.8, worst_gap_s=0.4)
+    seen.ended(5.0, is_long=True, is_failed=True, ttft_s=None, outcome="refused")
+    seen.workers_are(12.0, {"a": "prefill", "b": "prefill"})
+    (past,), now, passed_s = seen.windows(13.0, 90)
+    assert (past.pools, now.pools) == ({"prefill": 1, "decode": 1}, {"prefill": 2})
+    assert (past.waiting_most, now.waiting_most) == (3, 1), "who waits when a window ends waits in the next one too"
+    assert (past.short_ttft_s, past.short_answered, past.long_ttft_s, past.long_answered) == (0.2, 1, 0.8, 1)
+    assert (past.worst_gap_s, now.worst_gap_s) == (0.4, None)
+    assert past.ended == {"ok": 2, "refused": 1}
+    assert passed_s == pytest.approx(3.0)
+
+
+def test_only_the_last_windows_are_given() -> None:
+    seen = live("a")
+    past, _, passed_s = seen.windows(4321.0, 90)
+    assert len(past) == 90
+    assert passed_s == pytest.approx(1.0)

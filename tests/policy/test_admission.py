@@ -9,6 +9,7 @@ from twinpool.config import Objectives, Routing, RoutingPolicy
 from twinpool.core import commands as do
 from twinpool.core.decisions import Choice, Decision, Forecast, Why
 from twinpool.core.law import Law
+from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import Failure, Leg
 from twinpool.core.policies import Entrance
 from twinpool.errors import Reason
@@ -130,3 +131,16 @@ def test_what_was_tried_is_tried_again_however_late() -> None:
     made.arrives("r0", prompt(4000))
     made.at = 5.0
     assert made.fails("r0", Leg.PREFILL, Failure.ERROR) == [do.SendPrefill(request="r0", attempt=2, worker="p1")]
+
+
+def test_prompts_of_one_length_teach_when_to_refuse_them() -> None:
+    """As a fleet learns that nobody has measured before: all its prompts take 0.4 s, and so it is known that one alone does."""
+    learnt = Learning(Law())
+    for n in range(40):
+        learnt.read("k", ReadingSeen(1, 1, 4000, 16e6, 0.4 * (0.97 + 0.02 * (n % 4))))
+        learnt.wrote("k", WritingSeen(1.0, 1.0, 4000.0, 0), 100)
+    late = predicted_miss(LAW, learnt)
+    behind_others = Decision(Choice.WAIT, Why.PREFILL_BUSY, forecast=Forecast(pair_s=0.8))
+    assert learnt.costs.quickest_read(4000) == pytest.approx(0.4, rel=0.1)
+    assert learnt.costs.quickest_read(1000) == pytest.approx(0.1, rel=0.2)
+    assert late(prompt(4000), 4000, 0.0, behind_others) is not None

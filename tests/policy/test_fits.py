@@ -78,3 +78,47 @@ def test_samples_above_the_fit_can_weigh_less() -> None:
         fit.add((1.0, x), (0.003 + 1e-3 * x) * (1.8 if n % 2 else 1.0))
     guess = sum(a * b for a, b in zip(fit.coefficients or [], (1.0, 10.0), strict=True))
     assert guess == pytest.approx(0.013, rel=0.15)
+
+
+# One length
+
+
+def prior_of(scale: float, weight: float = 10.0) -> list[tuple[tuple[float, float], float, float]]:
+    return [((1.0, x), scale * (0.01 + 1e-4 * x), weight) for x in (10.0, 100.0, 1000.0, 10_000.0)]
+
+
+def guess(fit: Fit, x: float) -> float:
+    assert fit.coefficients is not None
+    return fit.coefficients[0] + fit.coefficients[1] * x
+
+
+@pytest.mark.parametrize("slower", [0.25, 3.0])
+@pytest.mark.parametrize("has_prior", [True, False])
+def test_of_one_length_only_the_scale_is_learnt(slower: float, has_prior: bool) -> None:
+    """Without a prior its shape may come at any scale."""
+    rng = Random(3)
+    fit = Fit(2, prior=prior_of(1.0)) if has_prior else Fit(2, shape=prior_of(1234.0))
+    for _ in range(400):
+        x = 2000.0 * rng.uniform(0.995, 1.005)
+        fit.add((1.0, x), slower * (0.01 + 1e-4 * x) * rng.uniform(0.95, 1.05))
+    for x in (100.0, 500.0, 2000.0, 8000.0):
+        assert guess(fit, x) == pytest.approx(slower * (0.01 + 1e-4 * x), rel=0.15)
+
+
+def test_lengths_that_differ_say_more_than_a_shape() -> None:
+    """However wrong the shape is: of this one, that a length costs five times as much, hardly anything is left."""
+    with_shape, without = Fit(2, shape=prior_of(1.0, weight=1.0)), Fit(2)
+    for fit in (with_shape, without):
+        fed(fit, 400, noise=0.1)
+    assert guess(with_shape, 10.0) == pytest.approx(guess(without, 10.0), rel=0.03)
+    assert guess(with_shape, 150.0) == pytest.approx(guess(without, 150.0), rel=0.03)
+
+
+def test_what_a_shape_is_silent_on_does_not_stretch_it() -> None:
+    """A second kind of work in the samples is no reason to think that the first takes longer."""
+    rng = Random(5)
+    fit = Fit(3, shape=[((1.0, x, 0.0), 0.01 + 1e-4 * x, 1.0) for x in (10.0, 1000.0)])
+    for _ in range(200):
+        beside = rng.uniform(0.0, 50.0)
+        fit.add((1.0, 100.0, beside), 0.02 + 1e-3 * beside)
+    assert fit.coefficients == pytest.approx([0.01, 1e-4, 1e-3], rel=0.05)

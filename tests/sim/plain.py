@@ -87,7 +87,7 @@ class Bench:
         self.loop.call_at(at_ms / 1e3, Rank.CLIENT, call, sequence)
 
     def runs(self) -> list[tuple[float, str, str]]:
-        self.loop.run(lambda: True)
+        self.loop.run()
         return self.said
 
     def when(self, what: str, name: str) -> float:

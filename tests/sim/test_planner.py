@@ -143,6 +143,13 @@ def test_a_sample_has_no_more_requests_than_asked_for() -> None:
     assert any("--sample plays longer" in note for note in found.notes)
 
 
+def test_where_all_may_come_at_once_the_search_ends_near_the_bound() -> None:
+    found = plan(trace(5), Fleet(PROFILE, 2, Objectives(slo_ttft_s=1000)))
+    assert found.choice != "none"
+    assert all(each.capacity_req_s <= each.bound_req_s * 1.26 for each in found.options if each.capacity_req_s)
+    assert any("was not seen" in note for note in found.notes)
+
+
 def test_what_is_too_long_is_left_out_and_said() -> None:
     requests = sorted([*trace(5), Offered(50.0, 150_000, 10, True)], key=lambda each: each.at_s)
     found = plan(requests, Fleet(profile(max_sequences=8), 2, OBJECTIVES))

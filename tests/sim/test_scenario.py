@@ -17,6 +17,15 @@ role = "colocated"
 profile = "llama-3.1-8b-h100-tp1"
 """
 
+ARM = """
+[[arms]]
+name = "a"
+[[arms.workers]]
+count = 1
+role = "decode"
+profile = "llama-3.1-8b-h100-tp1"
+"""
+
 
 @pytest.mark.parametrize("name", names("gallery", ".toml"))
 def test_every_scenario_of_the_gallery_can_be_run(name: str) -> None:
@@ -46,7 +55,8 @@ def test_traces_of_the_package_name_their_sources() -> None:
         (("count = 1", "cuont = 1"), "cuont"),
         (('mix = "short"', ""), "either a trace, or a mix"),
         (('role = "colocated"', 'role = "both"'), "both"),
-        (("[[workers]]", "[[arms]]\nname = 'a'\nworkers = []\n[[workers]]"), "either workers or arms"),
+        (("[[workers]]", "[[arms]]\nname = 'a'\nworkers = []\n[[workers]]"), "an arm has workers"),
+        (("[[workers]]", ARM + "[[workers]]"), "either workers or arms"),
         (("[[workers]]", "[[faults]]\nat_s = 1\nworker = 'w000'\nkind = 'role'\n[[workers]]"), "names a role"),
         (("rate = 1}", "rate = -1}"), "above 0"),
         (("rate = 1}", "rate = 1e300}"), "1,000,000 at most"),
@@ -54,6 +64,7 @@ def test_traces_of_the_package_name_their_sources() -> None:
         (('"constant", rate = 1}', '"burst", rate = 1, starts_s = nan}'), "a burst has"),
         (("[[workers]]", "rate_scale = inf\n[[workers]]"), "rate_scale"),
         (("[[workers]]", "length_divisor = 1e-300\n[[workers]]"), "length_divisor"),
+        (("count = 1", "count = 1_000_000_000"), "count"),
         (("count = 1", "count = 1\nslowness = inf"), "slowness"),
         (("count = 1", "count = 1\nmixed_step_extra_ms = 1e300"), "mixed_step_extra_ms"),
         (("[[workers]]", "[[faults]]\nat_s = 1\nworker = 'w000'\nkind = 'slow'\nfactor = inf\n[[workers]]"), "factor"),

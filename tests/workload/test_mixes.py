@@ -1,6 +1,7 @@
 """Which lengths come together."""
 
 from collections.abc import Callable
+from math import nan
 from random import Random
 
 import msgspec
@@ -59,6 +60,10 @@ def test_every_named_mix_reads_back_from_what_it_writes() -> None:
         assert traffic_of(msgspec.to_builtins(traffic), name) == traffic
 
 
+_WHOLE = {"share": 1, "prompt": {"drawn": "exactly", "tokens": 9}, "output": {"drawn": "exactly", "tokens": 9}}
+_MIX = {"kind": "mix", "parts": [_WHOLE]}
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -66,6 +71,15 @@ def test_every_named_mix_reads_back_from_what_it_writes() -> None:
         ({"kind": "blend"}, "kind"),
         ({"kind": "mix", "parts": [{"share": 1, "prompt": {"drawn": "exactly", "tokens": 0}}]}, "length"),
         ({"kind": "mix", "parts": [{"share": 1, "prompt": {"drawn": "exactly", "tokens": 9}}]}, "output"),
+        (
+            {
+                "kind": "mix",
+                "parts": [_WHOLE | {"prompt": {"drawn": "lognormal", "median": 9, "sigma": nan, "low": 1, "high": 9}}],
+            },
+            "sigma",
+        ),
+        ({"kind": "drift", "start": _MIX, "to": _MIX, "points": [[nan, 0.5], [10, 0.5]]}, "rising"),
+        ({"kind": "swing", "one": _MIX, "other": _MIX, "every_s": 1e-320}, "every_s"),
         ([1], "object"),
     ],
 )

@@ -41,6 +41,12 @@ def test_later_azure_traces_name_their_zone_and_files_may_begin_with_a_mark() ->
     assert [round(request.at_s, 4) for request in trace(lines)] == [0.0, 0.9901]
 
 
+def test_times_of_several_zones_are_on_one_clock() -> None:
+    head = AZURE.splitlines()[0]
+    requests = trace([head, "2023-11-16 19:15:46+01:00,1,1", "2023-11-16 18:15:47+00:00,1,1"])
+    assert [request.at_s for request in requests] == [0.0, 1.0]
+
+
 def test_a_trace_is_read_as_it_is_used() -> None:
     read = 0
 
@@ -66,10 +72,12 @@ def test_a_trace_is_read_as_it_is_used() -> None:
         (AZURE + "2023-11-16 18:15:52,many,1", "line 5.*many"),
         (AZURE + "2023-11-16 18:15:52", "line 5.*1 of the columns TIMESTAMP"),
         (AZURE + "2023-11-16 18:15:52,-3,1", "line 5.*less than none"),
+        (AZURE + "2023-11-16 18:15:52,1," + "9" * 400, "line 5.* 9{40} tokens are more"),
         (AZURE + "tomorrow,3,1", "line 5.*'tomorrow' is no time"),
         (AZURE + "2023-11-16 18:15:40.0,1,1", "line 5.*sort"),
         (MOONCAKE + '{"timestamp": 9}', "line 3.*input_length"),
         (MOONCAKE + '{"timestamp": 9, "input_length": -1, "output_length": 2}', "line 3.*>= 0"),
+        (MOONCAKE + '{"timestamp": 9, "input_length": 1e30, "output_length": 2}', "line 3.*input_length"),
         (MOONCAKE + "{", "line 3"),
     ],
 )

@@ -14,6 +14,7 @@ import msgspec
 from twinpool.bench.target import message_of
 from twinpool.engines.answers import BAD_ENDS
 from twinpool.http1 import Loss, UpstreamLost
+from twinpool.http1.urls import redirection
 
 
 class Failed(StrEnum):
@@ -169,7 +170,7 @@ class StreamedAnswer:
     def on_end(self) -> None:
         if self.status != 200:
             self.failure = failure_of_status(self.status)
-            self.message = f"{self.status} {message_of(self._body)}".strip()
+            self.message = f"{self.status} {self._said()}".strip()
         else:
             if self._tail:
                 self._take(bytes(self._tail), monotonic())
@@ -179,6 +180,12 @@ class StreamedAnswer:
             if self.failure is None and not self.pieces:
                 self.failure = Failed.EMPTY
         self._end()
+
+    def _said(self) -> str:
+        """Of an answer that is not 200."""
+        location = next((value.decode("latin-1") for name, value in self.headers if name == b"location"), None)
+        leads_to = redirection(self.status, "", location)
+        return f"leads to {leads_to}" if leads_to else message_of(self._body)
 
     def on_lost(self, error: UpstreamLost) -> None:
         if error.is_reused and error.loss is Loss.CLOSED_BEFORE_HEAD and not self.is_stale:

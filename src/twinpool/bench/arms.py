@@ -1,5 +1,5 @@
 """The arms of a comparison: the same workers behind gateways that use them differently. Every process is one of ours, started
-by its command line as a person would, and ends with the block."""
+by its command line as a person would, and ends with the block, or with this process, however that ends."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -29,6 +29,8 @@ class Workers:
     urls: tuple[str, ...]
     cores: tuple[str, ...]
     """What each is bound to; empty for engines that were given."""
+    api_key: str | None = field(default=None, repr=False)
+    """What they want to see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,14 @@ async def gateway(arm: str, workers: Workers, split: Split, extra: Mapping[str, 
         + ('allowed_roles = ["prefill", "decode", "colocated"]\n' if free else "")
         for url, role in zip(workers.urls, roles, strict=True)
     ]
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config, tempfile.NamedTemporaryFile("w", suffix=".key") as key:
+        argv = ["serve", "--json", "--port", "0", "--admin-port", "0", "--expose-route", "--config", config.name]
         config.write("\n".join(tables))
         config.flush()
-        argv = ["serve", "--json", "--port", "0", "--admin-port", "0", "--expose-route", "--config", config.name]
+        if workers.api_key is not None:
+            key.write(workers.api_key)
+            key.flush()
+            argv += ["--engine-api-key-file", key.name]
         async with _process([*argv, *extra.get(arm, ())]) as said:
             yield str(said["gateway"]["url"])
 
@@ -87,8 +93,13 @@ async def gateway(arm: str, workers: Workers, split: Split, extra: Mapping[str, 
 @asynccontextmanager
 async def _process(arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
     """One of our commands; gives the JSON line that it prints when it is ready. `UserError` where it never is."""
-    with tempfile.TemporaryFile() as errors:
-        process = await asyncio.create_subprocess_exec(*_TWINPOOL, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=errors)
+    reads, writes = os.pipe()  # what is left open here ends with us
+    with tempfile.TemporaryFile() as errors, os.fdopen(writes, "wb"):
+        argv = (*_TWINPOOL, *arguments, "--exit-with-fd", str(reads))
+        try:
+            process = await asyncio.create_subprocess_exec(*argv, stdin=DEVNULL, stdout=PIPE, stderr=errors, pass_fds=(reads,))
+        finally:
+            os.close(reads)
         try:
             line = await _first_line(process)
             if not line:

@@ -53,6 +53,7 @@ class Checked:
     windows: list[Any]
     source: str | None
     unobserved: str
+    """Why there is no use, where there is none."""
     is_disaggregated: bool | None = None
 
 
@@ -66,10 +67,10 @@ async def check_one(
     show: Callable[[Seen], None] | None = None,
 ) -> Checked:
     """Probe a service. It goes on until the use at the peak is known, where it can be, or its time is over."""
+    pages, first, unobserved = await _pages(pool, target, asked.metrics)
     prepared = await prepare(pool, target, asked.model, timeout_s=asked.timeout_s, needs_usage=False)
     if prepared.prompts.fewest_tokens > asked.objectives.long_prompt_tokens:
         raise UserError(f"{target.url} puts a template of {prepared.prompts.fewest_tokens} tokens in front of every prompt")
-    pages, first, unobserved = await _pages(pool, target, asked.metrics)
     gpus = open_gpus() if not pages and _is_local(target) else None
     probe: Probe
     watch = Watch(pool, pages, gpus, lambda: float(probe.offered_tokens))
@@ -87,15 +88,16 @@ async def check_one(
     source = f"{first[0].source} at {pages[0].url}" if first else f"NVML, {len(gpus)} GPUs here" if gpus else None
     said = {page.is_disaggregated for page in first} - {None}
     known = True in said if said else True if "disaggregated" in probed.paths else None
-    return Checked(prepared, [probed], watch.windows, source, unobserved, known)
+    unseen = watch.why_unseen() if watch.can_see else unobserved
+    return Checked(prepared, [probed], watch.windows, source, unseen, known)
 
 
 async def _pages(pool: Pool, target: Target, given: Sequence[str]) -> tuple[list[Target], list[Page], str]:
     """The metrics pages to watch, what they say at first, and why there are none where there are none."""
     if given:
-        pages = [page_of(url, target.api_key) for url in given]
+        pages = [page_of(url, target) for url in given]
         return pages, [await look_once(pool, page) for page in pages], ""
-    page = page_of(str(target.origin), target.api_key)
+    page = page_of(str(target.origin), target)
     try:
         return [page], [await look_once(pool, page)], ""
     except UserError:
@@ -155,7 +157,7 @@ def result_of(checked: Checked, asked: Asked) -> dict[str, Any]:
         utilization_mean_ratio=mean,
         utilization_at_peak_ratio=peak,
         windows=windows,
-        unobserved=checked.unobserved or "no metrics of the workers",
+        unobserved=checked.unobserved,
     )
     judged = judge(seen, asked.limits)
     interference = judge_interference(
@@ -182,7 +184,12 @@ def result_of(checked: Checked, asked: Asked) -> dict[str, Any]:
 def notes(checked: Checked, judged: Judged, mean_use: float | None) -> list[str]:
     """What a reader must know beside the figures."""
     said = list(checked.prepared.notes)
-    said += [f"the probe ended early: {probed.stopped}" for probed in checked.probes if probed.stopped]
+    said += dict.fromkeys(f"the probe ended early: {probed.stopped}" for probed in checked.probes if probed.stopped)
+    if checked.source is not None and checked.source.startswith(("vLLM", "SGLang")):
+        said.append(
+            f"{checked.source} tells whether a request runs, not how much is computed, and the probe's own streams run all the "
+            "time: a DCGM exporter's page (--metrics) tells more"
+        )
     if mean_use is not None and "under the floor" in " ".join(judged.reasons):
         said.append("the probe is a small load: judge the use of a service while its real traffic runs")
     return said

@@ -13,11 +13,11 @@ from random import Random
 from typing import Any
 
 from twinpool.bench.arms import ARMS, Split, Workers, embedded_workers, gateway, splits
-from twinpool.bench.compared import BATCHES, BURST_REQUESTS, LONG_REQUESTS, Found, Settings, summary
+from twinpool.bench.compared import BATCHES, BURST_REQUESTS, LONG_REQUESTS, Found, Settings, rounds_of, summary
 from twinpool.bench.load import Progress
 from twinpool.bench.prepare import Prepared, prepare
 from twinpool.bench.run import Measured, offer
-from twinpool.bench.target import target_of
+from twinpool.bench.target import find_model, target_of
 from twinpool.bench.tune import Burst, best, burst, unit_costs
 from twinpool.bench.use import Watch, page_of
 from twinpool.bench.words import seconds
@@ -62,7 +62,8 @@ class Comparison:
     async def _tuned(self, stack: AsyncExitStack) -> Workers:
         """The workers to compare with, at the colocated arm's best batch size; rate, lengths and split are found with them."""
         if self._settings.engines:
-            workers = Workers(self._settings.engines, ())
+            workers = Workers(self._settings.engines, (), self._settings.api_key)
+            await self._ask_each(workers)
             await self._learn_scale(workers)
             bursts = {0: await self._burst(workers, "colocated", Split(0, len(workers.urls)))}
         else:
@@ -75,6 +76,15 @@ class Comparison:
         self._found.duration_s = self._settings.duration_s or self._long_enough()
         self._found.split = self._settings.split or await self._best_split(workers)
         return workers
+
+    async def _ask_each(self, workers: Workers) -> None:
+        """What is wrong with one is said now, in its own words: a gateway would wait for it."""
+        pool = Pool()
+        try:
+            for url in workers.urls:
+                await find_model(pool, target_of(url, api_key=workers.api_key), self._settings.model)
+        finally:
+            await pool.close()
 
     async def _best_batch(self, stack: AsyncExitStack) -> Workers:
         """Starts the workers with each batch size; those with the best one run on."""
@@ -129,6 +139,7 @@ class Comparison:
             found.scale = scale
             if needed * work_s / scale / able / settings.load <= seconds_there:
                 return
+        self._say(f"even with lengths divided by {found.scale:g} this takes longer than {settings.minutes:g} minutes")
 
     async def _learn_costs(self, workers: Workers) -> None:
         pool = Pool()
@@ -172,7 +183,7 @@ class Comparison:
         found = self._found
         self._say(
             f"{found.rate:g} requests a second, lengths divided by {found.scale:g}, split {found.split}: "
-            f"{self._settings.rounds} rounds of {found.duration_s:.0f} s an arm"
+            f"{rounds_of(self._settings.rounds)} of {found.duration_s:.0f} s an arm"
         )
         for number in range(self._settings.rounds):
             for arm in order(number):
@@ -196,6 +207,7 @@ class Comparison:
                     objectives=self._settings.objectives,
                     watch=(lambda offered: Watch(pool, pages, None, offered)) if pages else None,
                     show=self._show,
+                    long_tokens=self._settings.objectives.long_prompt_tokens / found.scale,
                 )
         finally:
             await pool.close()

@@ -25,6 +25,9 @@ DEFAULT_ROUNDS = 2
 LONG_REQUESTS = 60
 """In each arm at least."""
 
+FEWEST_REQUESTS = 20
+"""In an arm: stretches of time with a request or none in them are no sample to draw from."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -192,6 +195,9 @@ _WORDED = (
 def words(arms: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], wanted: str, why: str) -> list[str]:
     """What helped, what it cost, what is not sure."""
     said = []
+    fewest = min(found["requests"] for found in arms.values())
+    if fewest < FEWEST_REQUESTS:
+        said.append(f"Only {fewest} requests were counted in an arm: whatever is said here, nothing is sure of so few.")
     for arm, found in changes.items():
         helped: list[str] = []
         cost: list[str] = []
@@ -223,6 +229,10 @@ def words(arms: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], wan
     return said
 
 
+def rounds_of(count: int) -> str:
+    return f"{count} round{'s' * (count != 1)}"
+
+
 def fairness(settings: Settings, found: Found, workers: Workers) -> list[str]:
     """The rules, with what they came to here."""
     count = len(workers.urls)
@@ -236,9 +246,10 @@ def fairness(settings: Settings, found: Found, workers: Workers) -> list[str]:
     how = "as given" if settings.split else "the best of all splits by the same rule"
     said.append(f"Disaggregated got {found.split} (prefill:decode), {how}; balanced began with it.")
     said.append(f"Of a burst of {BURST_REQUESTS} requests: " + "; ".join(found.tuning) + "." if found.tuning else "")
+    how = " whose order moved on" if settings.rounds > 1 else ""
     said += [
-        f"Every arm got the same requests at the same times, with prompts of its own that no cache knew, in {settings.rounds} "
-        "rounds whose order moved on; each through a gateway, from the same client.",
+        "Every arm got the same requests at the same times, with prompts of its own that no cache knew, in "
+        f"{rounds_of(settings.rounds)}{how}; each through a gateway, from the same client.",
         f"Lengths and the border of {settings.objectives.long_prompt_tokens:,} tokens were divided by {found.scale:g}.",
         f"Objectives: TTFT {seconds(settings.objectives.slo_ttft_s)}, ITL {seconds(settings.objectives.slo_itl_s)}.",
     ]

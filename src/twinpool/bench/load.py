@@ -30,6 +30,13 @@ BUSY_SHARE = 0.9
 MOST_OPEN = 8192
 """Requests under way; more sockets than any service under test would hold open for one client."""
 
+MOST_OPEN_TOKENS = 100_000_000
+"""Of their prompts: half a gigabyte of text, which is kept until it is answered."""
+
+LENGTH_ERROR_SHARE = 0.01
+"""Beyond this, prompts were not as long as was asked."""
+
+_BUSY_S = 1.0  # in a shorter time nothing but the start is seen
 _OWN_FILES = 64
 _ROUTE_HEADERS = (b"x-twinpool-prefill", b"x-twinpool-decode")
 
@@ -53,6 +60,8 @@ class Generator(msgspec.Struct, kw_only=True):
     """Of those sent; also in the time that is not counted."""
     prompt_length_error_ratio: float | None = None
     """Mean distance between the tokens asked for and those that the engine counted."""
+    kept_lengths: bool = True
+    """That is at most `LENGTH_ERROR_SHARE`, or a token of each prompt."""
     tokens_a_piece: float | None = None
     complaint: str | None = None
     """Why its figures are not to be trusted, where they are not."""
@@ -90,6 +99,7 @@ class Load:
         on_sample: Callable[[Sample], None],
         fields: dict[str, object],
         on_sent: Callable[[Offered], None] | None = None,
+        long_tokens: float | None = None,
     ) -> None:
         self._pool = pool
         self._target = target
@@ -101,7 +111,8 @@ class Load:
         self._deadlines = Deadlines(connect_s=min(10.0, timeout_s), first_byte_s=timeout_s, idle_s=timeout_s)
         self._most_open = min(MOST_OPEN, files_allowed() - _OWN_FILES)
         self._lags = Digest()
-        self._length_error = self._asked_tokens = 0
+        self._long_tokens = long_tokens
+        self._length_error = self._asked_tokens = self._counted = self._open_tokens = 0
         self._pieces = self._tokens = 0
         self._began = 0.0
         self.progress = Progress(duration_s)
@@ -131,10 +142,11 @@ class Load:
         progress.sent += 1
         if self._on_sent is not None:
             self._on_sent(request)
-        if progress.in_flight >= self._most_open:
+        if progress.in_flight >= self._most_open or self._open_tokens > MOST_OPEN_TOKENS:
             self._ended(request, due, _not_sent())
             return
         progress.in_flight += 1
+        self._open_tokens += request.prompt_tokens
         self.generator.peak_in_flight = max(self.generator.peak_in_flight, progress.in_flight)
         group.create_task(self._follow(request, due))
 
@@ -147,6 +159,7 @@ class Load:
             answer.lose(Failed.TIMED_OUT, f"no whole answer within {self._timeout_s:g} s")
         finally:
             self.progress.in_flight -= 1
+            self._open_tokens -= request.prompt_tokens
         self._ended(request, due, answer)
 
     def _body(self, request: Offered) -> bytes:
@@ -161,12 +174,13 @@ class Load:
             return
         progress.finished += 1
         self._count_workers(answer)
-        progress.last_ttft_s[request.is_long] = pieces[0] - due
+        prompt_tokens, is_long = self._count(request, answer)
+        progress.last_ttft_s[is_long] = pieces[0] - due
         self._on_sample(
             Sample(
                 meant_at_s=request.at_s,
-                is_long=request.is_long,
-                prompt_tokens=self._count(request, answer),
+                is_long=is_long,
+                prompt_tokens=prompt_tokens,
                 output_tokens=self._written(request, answer),
                 cached_tokens=answer.usage.cached_tokens if answer.usage else 0,
                 ttft_s=pieces[0] - due,
@@ -182,15 +196,17 @@ class Load:
                 worker = value.decode("latin-1")
                 workers[worker] = workers.get(worker, 0) + 1
 
-    def _count(self, request: Offered, answer: StreamedAnswer) -> int:
-        """The prompt's tokens, and how far they are from those that were asked for."""
+    def _count(self, request: Offered, answer: StreamedAnswer) -> tuple[int, bool]:
+        """The prompt's tokens and class, by the engine's count; and how far that is from what was asked for."""
         usage = answer.usage
         if usage is None:
             self.generator.without_usage += 1
-            return request.prompt_tokens
+            return request.prompt_tokens, request.is_long
+        self._counted += 1
         self._asked_tokens += request.prompt_tokens
         self._length_error += abs(usage.prompt_tokens - request.prompt_tokens)
-        return usage.prompt_tokens
+        border = self._long_tokens
+        return usage.prompt_tokens, request.is_long if border is None else usage.prompt_tokens > border
 
     def _written(self, request: Offered, answer: StreamedAnswer) -> int:
         """The answer's tokens."""
@@ -209,6 +225,7 @@ class Load:
         generator.lag_p50_s, generator.lag_p99_s, generator.lag_max_s = p50 or 0.0, p99 or 0.0, lags.high
         if self._asked_tokens:
             generator.prompt_length_error_ratio = self._length_error / self._asked_tokens
+            generator.kept_lengths = self._length_error <= max(LENGTH_ERROR_SHARE * self._asked_tokens, self._counted)
         if self._pieces:
             generator.tokens_a_piece = self._tokens / self._pieces
         generator.kept_schedule = generator.lag_p99_s <= LATE_S and Failed.NOT_SENT not in generator.messages
@@ -262,14 +279,17 @@ def _failed(request: Offered, failure: Failed) -> Sample:
 
 def _complaint(generator: Generator, most_open: int) -> str | None:
     if Failed.NOT_SENT in generator.messages:
-        return f"over {most_open:,} requests were under way at once: those beyond were not sent, and count as failed"
+        return (
+            f"over {most_open:,} requests, or {MOST_OPEN_TOKENS:,} tokens of prompts, were under way at once: those beyond "
+            "were not sent, and count as failed"
+        )
     if not generator.kept_schedule:
         return (
             "the load client could not keep its schedule: one request in a hundred was sent over "
             f"{generator.lag_p99_s * 1000:.0f} ms late (at most {LATE_S * 1000:.0f} ms are fine), and the times hold that; "
             "lower --rate, or give it a core of its own"
         )
-    if generator.cpu_share > BUSY_SHARE:
+    if generator.cpu_share > BUSY_SHARE and generator.planned_s >= _BUSY_S:
         return (
             f"the load client took {generator.cpu_share:.0%} of a core: it may have read answers later than they came; "
             "lower --rate, or give it a core of its own"

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 from twinpool.bench.answer import Failed, StreamedAnswer, Usage
 from twinpool.bench.load import body_of, exchange
-from twinpool.bench.prompts import Prompts, fit
+from twinpool.bench.prompts import CYCLE_WORDS, NONCE_WORDS, Prompts, fit, with_nonce
 from twinpool.bench.target import Target, complaint, find_model
 from twinpool.errors import UserError
 from twinpool.http1 import Deadlines, Pool
 
-CALIBRATION_WORDS = (16, 160)
-"""Lengths whose tokens are counted: few, since a service under test may be slow; apart, since the line goes through both."""
+CALIBRATION_WORDS = (NONCE_WORDS, NONCE_WORDS + 2 * CYCLE_WORDS)
+"""Lengths whose tokens are counted: few, since a service under test may be slow; apart by whole cycles of the filler, and with
+the same nonce, so that a line through both is right at any length."""
 
 _ENGINE_FIELDS: Mapping[str, object] = {"ignore_eos": True, "temperature": 0}
 _PLAIN_FIELDS: Mapping[str, object] = {"temperature": 0}
@@ -36,12 +37,13 @@ async def prepare(
     """Ask a few short questions; `UserError` in one line for each thing that can be wrong."""
     target = replace(target, model=await find_model(pool, target, model))
     prompts = Prompts(length_divisor=length_divisor)
+    nonce = prompts.nonce()
     notes: list[str] = []
     fields = dict(_ENGINE_FIELDS)
-    answer = await _question(pool, target, prompts.of_words(CALIBRATION_WORDS[0]), fields, timeout_s)
+    answer = await _question(pool, target, with_nonce(nonce, CALIBRATION_WORDS[0]), fields, timeout_s)
     if answer.status in (400, 422):
         fields = dict(_PLAIN_FIELDS)
-        answer = await _question(pool, target, prompts.of_words(CALIBRATION_WORDS[0]), fields, timeout_s)
+        answer = await _question(pool, target, with_nonce(nonce, CALIBRATION_WORDS[0]), fields, timeout_s)
         notes.append("the service does not take ignore_eos: answers end when the model wants, and may be shorter than asked")
     first = _usage(target, answer, needs_usage=needs_usage)
     if first is None:
@@ -49,7 +51,7 @@ async def prepare(
         return Prepared(target, Prompts(tokens_per_word=1.6, length_divisor=length_divisor), fields, False, tuple(notes))
     counts = [(CALIBRATION_WORDS[0], first.prompt_tokens)]
     for words in CALIBRATION_WORDS[1:]:
-        answer = await _question(pool, target, prompts.of_words(words), fields, timeout_s)
+        answer = await _question(pool, target, with_nonce(nonce, words), fields, timeout_s)
         counted = _usage(target, answer, needs_usage=True)
         if counted is not None:
             counts.append((words, counted.prompt_tokens))

@@ -87,6 +87,7 @@ class Probe:
     ) -> None:
         self._pool = pool
         self._prepared = prepared
+        self._border_tokens = long_prompt_tokens
         self._long_tokens = round(LONG_FACTOR * long_prompt_tokens)
         self._duration_s = duration_s
         self._timeout_s = timeout_s
@@ -136,6 +137,7 @@ class Probe:
             answer = await self._ask(self._long_tokens, LONG_OUTPUT_TOKENS, is_long=True)
             if answer.failure is None:
                 answered += 1
+                self._check_length(answer)
                 self.probed.reads.append(Span(sent, answer.pieces[0]))
                 self._last_ttft_s = answer.pieces[0] - sent
             began = monotonic()
@@ -146,9 +148,11 @@ class Probe:
                 self._show(Seen(answered, monotonic() - self.probed.began, self._last_ttft_s))
 
     async def _pause(self, seconds: float) -> None:
-        """As long as that, and until some stream flows: without one there is nothing to be seen."""
+        """As long as that, and until some stream flows, for without one there is nothing to be seen of it; but not for ever:
+        some services give an answer in one piece."""
         await asyncio.sleep(seconds)
-        while not any(len(answer.pieces) > 1 for answer in self._running):  # noqa: ASYNC110  # nobody tells of each piece
+        last = monotonic() + LONGEST_PAUSE_S
+        while monotonic() < last and not any(len(answer.pieces) > 1 for answer in self._running):  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(_LOOK_S)
 
     async def _ask(self, prompt_tokens: int, output_tokens: int, *, is_long: bool) -> StreamedAnswer:
@@ -188,6 +192,15 @@ class Probe:
         elif self._failed_in_a_row >= MOST_FAILED:
             self._stop(f"{MOST_FAILED} requests in a row failed ({answer.failure.replace('_', ' ')}: {answer.message})")
 
+    def _check_length(self, answer: StreamedAnswer) -> None:
+        """Of a long prompt: one that the service takes for a short one, or cuts, shows nothing of long ones."""
+        counted = answer.usage.prompt_tokens if answer.usage is not None else self._long_tokens
+        if counted <= self._border_tokens:
+            self._stop(
+                f"the service counted {counted:,} tokens in a prompt of {self._long_tokens:,}, which has to be over "
+                f"{self._border_tokens:,} to be long"
+            )
+
     def _stop(self, why: str) -> None:
         self.probed.stopped = self.probed.stopped or why
         self._over.set()
@@ -199,7 +212,7 @@ class Probe:
         pieces, usage = answer.pieces, answer.usage
         return Sample(
             meant_at_s=meant_at_s,
-            is_long=is_long,
+            is_long=usage.prompt_tokens > self._border_tokens if usage else is_long,
             prompt_tokens=usage.prompt_tokens if usage else prompt_tokens,
             output_tokens=answer.believed_tokens(output_tokens) or len(pieces),
             cached_tokens=usage.cached_tokens if usage else 0,

@@ -10,7 +10,6 @@ of it is measured in rounds, not one figure after the other: a machine whose spe
 """
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from statistics import median
@@ -22,7 +21,7 @@ import msgspec
 from twinpool.bench.answer import StreamedAnswer
 from twinpool.bench.load import body_of, exchange
 from twinpool.bench.prepare import Prepared
-from twinpool.bench.target import Target, ask, message_of
+from twinpool.bench.target import Target, ask, complaint, message_of
 from twinpool.errors import UserError
 from twinpool.handoff.body import take_apart
 from twinpool.handoff.nixl import HandoffMissingError, decode_body, prefill_body, read_prefill_answer
@@ -96,6 +95,8 @@ class Mixed(NamedTuple):
 async def engine_says(pool: Pool, target: Target) -> EngineSays:
     """Empty where it has no such page."""
     answer = await ask(pool, target, "/twinpool/identity")
+    if 300 <= answer.status < 400:  # what is not there is 404: this is another place, and so is all else
+        raise complaint(target, answer.status, answer.headers, "")
     try:
         return msgspec.json.decode(answer.body, type=EngineSays) if answer.status == 200 else EngineSays()
     except msgspec.DecodeError:
@@ -129,12 +130,18 @@ async def measure(
         decode_step_ms=tuple((batch, context, seconds * 1e3) for (batch, context), seconds in sorted(steps.items())),
         context_tokens=limits.context_tokens,
         max_sequences=limits.sequences,
-        mixed_step_extra_ms=max(0.0, extra_ms),
+        mixed_step_extra_ms=max(0.0, extra_ms or 0.0),
         flags={"batch_tokens": says.batch_tokens} if says.batch_tokens else {},
         handoff_latency_ms=max(0.0, handoff[0] * 1e3) if handoff else 3.0,
         handoff_bytes_per_s=handoff[1] if handoff else 100e9,
-        notes=(*notes, f"mixed step, measured less expected: {extra_ms:+.2f} ms a step, from {len(mixed)} prompts"),
+        notes=(*notes, _mixed_note(extra_ms, len(mixed))),
     )
+
+
+def _mixed_note(extra_ms: float | None, prompts: int) -> str:
+    if extra_ms is None:
+        return "what a mixed step costs extra could not be measured, and is taken to be nothing: no prompt met a running stream"
+    return f"mixed step, measured less expected: {extra_ms:+.2f} ms a step, from {prompts} prompts"
 
 
 @asynccontextmanager
@@ -257,9 +264,12 @@ async def _mixed_steps(bench: Bench, limits: Limits, prefill: Sequence[tuple[int
     return found
 
 
-def mixed_extra_ms(mixed: Iterable[Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]) -> float:
+def mixed_extra_ms(
+    mixed: Iterable[Mixed], prefill: Sequence[tuple[int, float]], steps: dict[tuple[int, int], float]
+) -> float | None:
     """A step with a chunk of a prompt in it, over the decode and the chunk by themselves; the median. What a step takes for
-    nothing is in both of them, and counts once. The first gap that a prompt touches is the step during which it came."""
+    nothing is in both of them, and counts once. The first gap that a prompt touches is the step during which it came. None
+    where no prompt touched any."""
     alone = dict(prefill)
     (few, few_s), (more, more_s) = prefill[:2]
     floor_s = max(0.0, few_s - few * (more_s - few_s) / (more - few))
@@ -271,7 +281,7 @@ def mixed_extra_ms(mixed: Iterable[Mixed], prefill: Sequence[tuple[int, float]],
         read_s = alone[nearest] * each.prompt_tokens / nearest - with_chunk * floor_s
         expected = read_s + each.steps * steps[each.batch, shortest]
         found.append((each.seconds - expected) / with_chunk * 1e3)
-    return median(found) if found else math.nan
+    return median(found) if found else None
 
 
 async def _handoffs(bench: Bench, limits: Limits, decode: Target, steps: dict[tuple[int, int], float]) -> tuple[float, float]:
@@ -287,7 +297,8 @@ async def _handoffs(bench: Bench, limits: Limits, decode: Target, steps: dict[tu
                 target.origin, "POST", target.path, target.headers, prefill_body(take_apart(body)), timeout_s=bench.timeout_s
             )
             if answer.status != 200:
-                raise UserError(f"{target.url} did not read a prompt for another engine: {message_of(answer.body)}")
+                said = message_of(answer.body)
+                raise UserError(f"{target.url} did not read a prompt for another engine: {answer.status} {said}")
             try:
                 read = read_prefill_answer(answer.body)
             except HandoffMissingError as missing:

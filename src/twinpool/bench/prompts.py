@@ -94,8 +94,11 @@ _WORDS = [
 NONCE_WORDS = 8
 """Of some eighty words: fifty bits."""
 
+CYCLE_WORDS = len(_WORDS)
+"""In any stretch of filler that is so long each word comes once: its tokens a word are those of all filler."""
+
 _FILLER_WORDS = 200_000
-"""More than any context holds."""
+"""Then it begins again."""
 
 
 class Prompts:
@@ -124,12 +127,19 @@ class Prompts:
 
     def of_words(self, words: int) -> str:
         """A fresh text of so many words."""
-        nonce = " ".join(self._rng.choices(_WORDS, k=min(words, NONCE_WORDS)))
-        return f"{nonce} {_filler(words - NONCE_WORDS)}" if words > NONCE_WORDS else nonce
+        return with_nonce(self.nonce(min(words, NONCE_WORDS)), words)
+
+    def nonce(self, words: int = NONCE_WORDS) -> str:
+        return " ".join(self._rng.choices(_WORDS, k=words))
 
     def _new_block(self, block: int) -> str:
         rng = Random(self._run * 1_000_003 + block)  # noqa: S311
-        return " ".join(rng.choices(_WORDS, k=self._block_words))
+        return " ".join(_cycles(rng, self._block_words)[: self._block_words])
+
+
+def with_nonce(nonce: str, words: int) -> str:
+    """A text of so many words, of which the nonce is the first."""
+    return f"{nonce} {_filler(words - NONCE_WORDS)}" if words > NONCE_WORDS else nonce
 
 
 def fit(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -140,16 +150,23 @@ def fit(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
     return few_tokens - rate * few, rate
 
 
+def _cycles(rng: Random, words: int) -> list[str]:
+    """So many words or a few more, each as often as the others, so that any stretch has the mean rate of tokens."""
+    found: list[str] = []
+    while len(found) < words:
+        found += rng.sample(_WORDS, CYCLE_WORDS)
+    return found
+
+
 @lru_cache(maxsize=1)
 def _long_filler() -> tuple[str, list[int]]:
     """All the filler there is, and where each of its words ends."""
     rng = Random(0)  # noqa: S311
-    words: list[str] = []
-    while len(words) < _FILLER_WORDS:
-        words += rng.sample(_WORDS, len(_WORDS))  # each as often as the others, so that any stretch has the mean rate
+    words = _cycles(rng, _FILLER_WORDS)
     return " ".join(words), list(accumulate(len(word) + 1 for word in words))
 
 
 def _filler(words: int) -> str:
     text, ends = _long_filler()
-    return text[: ends[min(words, len(ends)) - 1] - 1]
+    whole, rest = divmod(words, len(ends))
+    return " ".join([text] * whole + [text[: ends[rest - 1] - 1]] * bool(rest))

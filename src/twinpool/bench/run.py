@@ -25,9 +25,6 @@ from twinpool.workload.offered import Offered
 CACHED_SHARE = 0.05
 """Of prompt tokens: with a fresh nonce in front only a template can be cached, and more flatters the figures."""
 
-LENGTH_ERROR_SHARE = 0.01
-"""Beyond this, prompts were not as long as was asked."""
-
 _SHOW_S = 0.1
 
 
@@ -53,6 +50,8 @@ class Measured:
     series: Series
     generator: Generator
     windows: list[WindowLoad]
+    unseen: str | None = None
+    """Why there is no use, where it was watched and there is none."""
 
 
 async def offer(
@@ -67,8 +66,10 @@ async def offer(
     show: Callable[[Progress], None] | None = None,
     on_sample: Callable[[Sample], None] | None = None,
     window: Window | None = None,
+    long_tokens: float | None = None,
 ) -> Measured:
-    """Send the requests and count what comes back; `show` is told several times a second."""
+    """Send the requests and count what comes back; `show` is told several times a second. A prompt of which the engine counts
+    more than `long_tokens` is long, whatever it was meant to be."""
     recorder = Recorder(window or Window.of(duration_s), objectives)
     series = Series(duration_s)
     offered_tokens = 0
@@ -92,11 +93,14 @@ async def offer(
         on_sample=take,
         fields=prepared.fields,
         on_sent=sent,
+        long_tokens=long_tokens,
     )
     watching = watch(lambda: offered_tokens) if watch is not None else None
     async with beside(watching.run if watching else None), beside(_showing(load, show) if show else None):
         await load.run(requests)
-    return Measured(recorder, series, load.generator, watching.windows if watching else [])
+    if watching is None:
+        return Measured(recorder, series, load.generator, [])
+    return Measured(recorder, series, load.generator, watching.windows, watching.why_unseen())
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +133,7 @@ def _showing(load: Load, show: Callable[[Progress], None]) -> Callable[[], Any]:
 
 
 def indicators_of(rounds: Sequence[Measured], *, unobserved: str, rng: Random) -> Indicators:
-    """The two indicators, as far as they were seen."""
+    """The two indicators, as far as they were seen; `unobserved` is why there is no use where nobody watched."""
     long = figures_of([[block] for tested in rounds for block in tested.recorder.long], rng)
     mean, peak, windows = use_of(load for tested in rounds for load in tested.windows)
     interval = long.intervals.get("ttft_s", {}).get("mean")
@@ -141,7 +145,7 @@ def indicators_of(rounds: Sequence[Measured], *, unobserved: str, rng: Random) -
         utilization_mean_ratio=mean,
         utilization_at_peak_ratio=peak,
         windows=windows,
-        unobserved=unobserved,
+        unobserved=next((tested.unseen for tested in rounds if tested.unseen), unobserved),
     )
 
 
@@ -156,14 +160,18 @@ def warnings_of(found: Report, generator: Generator, *, shares_prefixes: bool) -
     said = []
     if generator.complaint is not None:
         said.append(generator.complaint)
+    if not found.requests:
+        said.append(f"none of the {generator.sent} requests sent was counted: give a longer --duration, or a higher --rate")
     if not shares_prefixes and (found.cached_tokens_ratio or 0.0) > CACHED_SHARE:
         said.append(
             f"{found.cached_tokens_ratio:.0%} of the prompt tokens came out of a cache, though no prompt was sent twice: "
             "the times are those of a warm cache"
         )
-    error = generator.prompt_length_error_ratio
-    if error is not None and error > LENGTH_ERROR_SHARE:
-        said.append(f"prompts were {error:.1%} off the lengths asked for; prompt_tokens_mean is what the engine counted")
+    if not generator.kept_lengths:
+        said.append(
+            f"prompts were {generator.prompt_length_error_ratio:.1%} off the lengths asked for: figures and length classes are "
+            "of what the engine counted"
+        )
     if generator.without_usage:
         said.append(f"{generator.without_usage} answers told no usage: their tokens were counted by pieces")
     if generator.usage_not_believed:

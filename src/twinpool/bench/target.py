@@ -10,7 +10,7 @@ import msgspec
 
 from twinpool.errors import UserError
 from twinpool.http1 import Loss, Origin, Pool, Response, UpstreamLost
-from twinpool.http1.urls import parse_url
+from twinpool.http1.urls import parse_url, redirection, without_password
 
 ASK_S = 15.0
 """For a service's own pages."""
@@ -46,7 +46,7 @@ def target_of(text: str, *, api_key: str | None = None, is_chat: bool = True) ->
     try:
         found = parse_url(text)
     except ValueError as why:
-        raise UserError(f"{text!r} is not a service's URL, {why}: write http://host:port") from None
+        raise UserError(f"{without_password(text)!r} is not a service's URL, {why}: write http://host:port") from None
     url = (text.strip() if "://" in text else f"http://{text.strip()}").rstrip("/")
     path = found.path.removesuffix("/completions").removesuffix("/chat").rstrip("/")
     base = path if path.endswith("/v1") else f"{path}/v1"
@@ -112,8 +112,11 @@ def complaint(target: Target, status: int, headers: Sequence[tuple[bytes, bytes]
         key = "the key is refused" if target.api_key else "it wants a key"
         return UserError(f"{target.url} answers {status}, {key}: give a valid one with --api-key-file{_quoted(said)}")
     if status == 429:
-        wait = next((f" (Retry-After {value.decode('latin-1')} s)" for name, value in headers if name == b"retry-after"), "")
+        after = _header(headers, b"retry-after")
+        wait = f" (Retry-After {after} s)" if after else ""
         return UserError(f"{target.url} answers 429, it takes no more requests now{wait}: try again later{_quoted(said)}")
+    if (leads_to := redirection(status, f"{target.origin}{target.path}", _header(headers, b"location"))) is not None:
+        return UserError(f"{target.url} answers {status} and leads to {leads_to}: give the URL of the service there")
     if status == 404:
         return UserError(f"{target.url} answers 404: is this the URL of an OpenAI-compatible service?{_quoted(said)}")
     return UserError(f"{target.url} answers {status}{_quoted(said)}")
@@ -127,8 +130,11 @@ def message_of(body: bytes) -> str:
         return ""
     error = value.get("error", value) if isinstance(value, dict) else None
     text = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    line = " ".join(str(text).split()) if text else ""
-    return "".join(filter(str.isprintable, line))[:200]  # a terminal obeys the others
+    return " ".join(str(text).split())[:200] if text else ""
+
+
+def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str | None:
+    return next((value.decode("latin-1") for name, value in headers if name == wanted), None)
 
 
 def _quoted(said: str) -> str:

@@ -35,6 +35,12 @@ class Watch:
     def can_see(self) -> bool:
         return bool(self._pages or self._gpus)
 
+    def why_unseen(self) -> str:
+        """Of workers whose use is not known in the end."""
+        if not self.windows:
+            return f"it was over before its first window of {WINDOW_S:g} s"
+        return "the metrics told nothing of it while it ran"
+
     async def run(self) -> None:
         """Until it is cancelled."""
         began_at, before, offered = monotonic(), await self._look(), self._offered()
@@ -75,9 +81,12 @@ class Watch:
             return None
 
 
-def page_of(url: str, api_key: str | None = None) -> Target:
-    """Where a metrics page is: the path as given, ``/metrics`` where none is."""
-    target = target_of(url, api_key=api_key)
+def page_of(url: str, service: Target | None = None) -> Target:
+    """Where a metrics page is: the path as given, ``/metrics`` where none is. It gets the key of the service on whose host it
+    is; another host is somebody else's."""
+    target = target_of(url)
+    if service is not None and target.origin.host == service.origin.host:
+        target = replace(target, api_key=service.api_key)
     path = target.base.removesuffix("/v1")
     return replace(target, base=path or "/metrics")
 

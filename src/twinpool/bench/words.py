@@ -17,7 +17,10 @@ def ratio(value: float | None) -> str:
 
 
 def rate(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.3g} {unit}"
+    """Three digits, and no more of a nought than that."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f} {unit}" if value >= 999.5 else f"{value:.3g} {unit}"
 
 
 def spread(values: "tuple[float, float] | list[float] | None", show: Any = seconds) -> str:
@@ -56,6 +59,13 @@ def stall_rows(report: dict[str, Any]) -> list[list[str]]:
             parts = [seconds(worst[part]) for part in ("p50", "p90", "p99", "max")]
             rows.append([label, *parts, ratio(figures["stalled_time_ratio"])])
     return rows
+
+
+def lengths_line(report: dict[str, Any]) -> str | None:
+    """What was really sent; None where nothing was answered."""
+    means = [(report[name]["prompt_tokens_mean"], name) for name in ("short", "long")]
+    told = " and ".join(f"{mean:,.0f} tokens ({name})" for mean, name in means if mean is not None)
+    return f"Prompts had {told} in the mean, answers {report['output_tokens_mean']:,.0f}." if told else None
 
 
 LATENCY_HEAD = ("Time", "mean", "p50", "p90", "p99", "95 % of the mean")

@@ -69,7 +69,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
     is_lost = 0 < result["requests"] == result["failed"]
     if is_lost:
-        console.print("EVERY COUNTED REQUEST FAILED: there are no times to be shown", style="bold red")
+        console.print("[bold red]EVERY COUNTED REQUEST FAILED: there are no times to be shown[/]")
     show_report(console, result)
     write_json(result, asked.json_to)
     if asked.html_to is not None:
@@ -132,9 +132,12 @@ def _measure(asked: Asked, console: "Console") -> tuple[dict[str, Any], dict[str
 
 
 async def _run(asked: Asked, target: "Target", chosen: "Chosen", console: "Console") -> tuple[dict[str, Any], dict[str, Any]]:
+    from rich.markup import escape
+
     from twinpool.bench.prepare import prepare
     from twinpool.bench.run import offer, report, warnings_of
     from twinpool.bench.use import Watch, look_once, page_of
+    from twinpool.cli.terminal import tell
     from twinpool.config import Objectives
     from twinpool.http1 import Pool
     from twinpool.measure.indicators import Limits
@@ -142,15 +145,15 @@ async def _run(asked: Asked, target: "Target", chosen: "Chosen", console: "Conso
     objectives = Objectives(slo_ttft_s=asked.slo_ttft_s, slo_itl_s=asked.slo_itl_s, long_prompt_tokens=asked.long_prompt_tokens)
     pool, traffic = Pool(), chosen.told
     try:
-        pages = [page_of(url, target.api_key) for url in asked.metrics]
+        pages = [page_of(url, target) for url in asked.metrics]
         for page in pages:
             await look_once(pool, page)
         prepared = await prepare(pool, target, asked.model, timeout_s=asked.timeout_s, length_divisor=asked.scale_lengths)
         offered = f"{traffic.shape}; {traffic.mix}: {traffic.lengths}"
-        console.print(f"{prepared.target.model} at {target.url}: {offered}", markup=False, soft_wrap=True)
+        tell(console, escape(f"{prepared.target.model} at {target.url}: {offered}"))
         if traffic.scale_lengths != 1:
             limit = traffic.long_prompt_tokens / traffic.scale_lengths
-            console.print(f"Lengths divided by {traffic.scale_lengths:g}; prompts over {limit:g} tokens are long.")
+            tell(console, f"Lengths divided by {traffic.scale_lengths:g}; prompts over {limit:g} tokens are long.")
         with progress_on(console) as show:
             tested = await offer(
                 pool,
@@ -161,6 +164,7 @@ async def _run(asked: Asked, target: "Target", chosen: "Chosen", console: "Conso
                 objectives=objectives,
                 watch=(lambda offered: Watch(pool, pages, None, offered)) if pages else None,
                 show=show,
+                long_tokens=asked.long_prompt_tokens / asked.scale_lengths,
             )
     finally:
         await pool.close()

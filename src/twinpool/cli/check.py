@@ -121,10 +121,14 @@ async def _run(asked: Any, targets: list[Any], console: "Console") -> tuple[list
         _show(console, result)
     if len(checked) == 1:
         return results, None
+    from rich.markup import escape
+
+    from twinpool.cli.terminal import tell
+
     comparison = compare_two(checked[0], checked[1], asked)
     console.print()
     for line in compared_lines(comparison, targets[0].url, targets[1].url):
-        console.print(line, markup=False, soft_wrap=True)
+        tell(console, escape(line))
     return results, comparison
 
 
@@ -132,20 +136,21 @@ def _show(console: "Console", result: dict[str, Any]) -> None:
     from rich.markup import escape
 
     from twinpool.bench.words import STALL_HEAD, failures_line, seconds, stall_rows
-    from twinpool.cli.reports import show_verdict, table
+    from twinpool.cli.reports import show_figures, show_verdict
+    from twinpool.cli.terminal import tell
 
     service = result["service"]
-    console.print(f"\n[bold]{escape(service['model'])}[/] at {escape(service['url'])}", soft_wrap=True)
+    tell(console, f"\n[bold]{escape(service['model'])}[/] at {escape(service['url'])}")
     show_verdict(console, result)
-    console.print(f"  {escape(result['advice'])}", soft_wrap=True)
-    console.print(f"\n{failures_line(result)}, in {seconds(result['probed_s'])}.")
+    tell(console, f"  {escape(result['advice'])}")
+    tell(console, f"\n{failures_line(result)}, in {seconds(result['probed_s'])}.")
     if result["use_source"]:
-        console.print(f"Use is read from {escape(result['use_source'])}.", soft_wrap=True)
-    console.print(table(STALL_HEAD, stall_rows(result)))
+        tell(console, f"Use is read from {escape(result['use_source'])}.")
+    show_figures(console, STALL_HEAD, stall_rows(result))
     for kind, message in result["messages"].items():
-        console.print(f"[yellow]{kind.replace('_', ' ')}:[/] {escape(message)}", soft_wrap=True)
+        tell(console, f"[yellow]{kind.replace('_', ' ')}:[/] {escape(message)}")
     for note in result["notes"]:
-        console.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
+        tell(console, f"[yellow]Note:[/] {escape(note)}")
 
 
 def _showing(console: "Console", url: str) -> Any:
@@ -161,14 +166,18 @@ class _Line:
 
     def __init__(self, console: "Console", url: str) -> None:
         self._url = url
-        self._status = console.status(f"asking {url}")
+        from rich.markup import escape
+
+        self._status = console.status(f"asking {escape(url)}")
 
     def __enter__(self) -> Any:
+        from rich.markup import escape
+
         from twinpool.bench.words import seconds
 
         self._status.start()
         return lambda seen: self._status.update(
-            f"{self._url}: {seen.long_answered} long requests answered in {seen.elapsed_s:.0f} s"
+            f"{escape(self._url)}: {seen.long_answered} long requests answered in {seen.elapsed_s:.0f} s"
             f"{f', last TTFT {seconds(seen.last_ttft_s)}' if seen.last_ttft_s else ''}"
         )
 

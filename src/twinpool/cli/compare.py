@@ -94,15 +94,17 @@ class Asked:
 
 def _compare(asked: Asked, console: Any) -> dict[str, Any]:
     import uvloop
+    from rich.markup import escape
 
     from twinpool.bench.compare import compare
     from twinpool.cli.bench import progress_on
+    from twinpool.cli.terminal import tell
 
     settings = _settings(asked)
     began = time.monotonic()
 
     def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began:4.0f} s[/]  {text}", soft_wrap=True)
+        tell(console, f"[dim]{time.monotonic() - began:4.0f} s[/]  {escape(text)}")
 
     with tempfile.NamedTemporaryFile("w", suffix=".secret") as secret, progress_on(console) as show:
         secret.write(secrets.token_hex(32))
@@ -115,9 +117,10 @@ def _compare(asked: Asked, console: Any) -> dict[str, Any]:
 
 def _settings(asked: Asked) -> Any:
     """All that can be wrong with the options is found here."""
+    from twinpool.bench.arms import ARMS
     from twinpool.bench.compared import DEFAULT_WORKERS, Settings
     from twinpool.cli.fleet import engine_url
-    from twinpool.cli.traffic import mix_of
+    from twinpool.cli.traffic import check_size, mix_of
     from twinpool.cli.worker import require_engine
     from twinpool.config import Objectives
 
@@ -126,6 +129,9 @@ def _settings(asked: Asked) -> Any:
             raise UserError("--engine compares engines that run already, --workers and --batch-tokens start some: give one")
     else:
         require_engine()
+    traffic = mix_of(asked.mix)
+    requests = (asked.rate or 0.0) * (asked.duration_s or 0.0) * asked.rounds * len(ARMS)
+    check_size(traffic.most_tokens, requests, scale_lengths=asked.scale_lengths or 1.0)
     count = len(asked.engines) or asked.workers or DEFAULT_WORKERS
     options: list[str] = []
     if asked.batch_tokens:
@@ -134,7 +140,7 @@ def _settings(asked: Asked) -> Any:
         options += ["--model", asked.model]
     return Settings(
         mix=asked.mix,
-        traffic=mix_of(asked.mix),
+        traffic=traffic,
         engines=tuple(engine_url(url) for url in asked.engines),
         workers=count,
         worker_options=tuple(options),

@@ -10,7 +10,7 @@ from twinpool.core.model import Role
 from twinpool.deploy.plan import Wanted
 from twinpool.engines.facts import why_not_roles
 from twinpool.errors import UserError
-from twinpool.http1.urls import parse_url
+from twinpool.http1.urls import parse_url, without_password
 
 ALL_ROLES = tuple(role.value for role in Role)
 
@@ -129,7 +129,7 @@ def engine_url(text: str) -> str:
     try:
         found = parse_url(text)
     except ValueError as why:
-        raise UserError(f"{text!r} is not an engine's URL, {why}: write http://host:port") from None
+        raise UserError(f"{without_password(text)!r} is not an engine's URL, {why}: write http://host:port") from None
     if found.path.rstrip("/").removesuffix("/v1"):
         raise UserError(f"{text!r} is not an engine's URL: write http://host:port")
     host = f"[{found.host}]" if ":" in found.host else found.host

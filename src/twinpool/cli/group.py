@@ -14,6 +14,7 @@ import click
 
 from twinpool import __version__
 from twinpool.cli.ending import MISTAKE, no_reader_told_apart, with_codes
+from twinpool.cli.printing import printable
 from twinpool.errors import UserError
 
 # Name and help of each command, in the order of `twinpool -h`. Kept here so that help imports none of them.
@@ -74,7 +75,7 @@ class MistakeError(click.ClickException):
     exit_code = MISTAKE
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"twinpool: {' '.join(self.message.split())}", file=file, err=True)
+        click.echo(printable(f"twinpool: {' '.join(self.message.split())}"), file=file, err=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def check_writable(**wanted: "str | Path | None") -> None:
     for name, where in wanted.items():
         if where is None or str(where) == STDOUT:
             continue
-        option, path = f"--{name}", _place(where)
+        option, path = f"--{name.replace('_', '-')}", _place(where)
         if (other := seen.setdefault(path, option)) != option and not _is_device(path):
             raise UserError(f"{other} and {option} are the same file, {where}: give two")
         _try(path, where, option)

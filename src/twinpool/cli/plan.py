@@ -1,6 +1,6 @@
 """``twinpool plan``: which split of N workers serves a trace, or whether none should."""
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +9,13 @@ import click
 
 from twinpool.cli.numbers import POSITIVE, Number
 from twinpool.cli.outputs import check_writable, write_file
+from twinpool.cli.printing import json_text
+from twinpool.cli.processes import working_processes
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from twinpool.sim.planned import Planned
     from twinpool.sim.planner import Plan
 
@@ -42,7 +46,7 @@ NOT_FEASIBLE = 1
 )
 @click.option(
     "--rate-scale",
-    type=POSITIVE,
+    type=Number(1e-6, 1e6),
     default=1.0,
     show_default=True,
     help="Play the trace so many times as fast.",
@@ -108,15 +112,17 @@ def command(
     objectives = Objectives(slo_ttft_s=slo_ttft, slo_itl_s=slo_itl)
     fleet = Fleet(load_profile(profile), workers, objectives, price)
     requests = scaled(open_trace(trace), rate=rate_scale)
-    if sample_s is None:
-        found = plan(requests, fleet)
-    else:
-        fewest = max(100, round(FEWEST_REQUESTS * sample_s / SAMPLE_S))
-        found = plan(requests, fleet, sample_s=sample_s, fewest_requests=fewest, most_requests=sys.maxsize)
+    with working_processes(min(2, os.cpu_count() or 1)) as executor:
+        if sample_s is None:
+            found = plan(requests, fleet, executor=executor)
+        else:
+            fewest = max(100, round(FEWEST_REQUESTS * sample_s / SAMPLE_S))
+            most = sys.maxsize
+            found = plan(requests, fleet, sample_s=sample_s, fewest_requests=fewest, most_requests=most, executor=executor)
     if html is not None:
         write_file(html, page_of(found, trace), "--html")
     if as_json:
-        click.echo(json.dumps(found.as_json(), allow_nan=False))
+        click.echo(json_text(found.as_json()))
     else:
         _show(found)
     if found.choice == "none":
@@ -124,53 +130,68 @@ def command(
 
 
 def _show(plan: "Plan") -> None:
-    objectives = plan.objectives
-    click.echo(plan.recommendation)
-    click.echo(
-        f"\n{plan.workers} workers of {plan.profile}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms\n"
+    from rich.markup import escape
+
+    from twinpool.cli.terminal import open_screen, tell
+
+    screen, objectives = open_screen(), plan.objectives
+    for line in (
+        plan.recommendation,
+        "",
+        f"{plan.workers} workers of {plan.profile}; TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms",
         f"sample: {plan.sample}; asked for: {plan.asked_req_s:.1f} requests a second; no policy could exceed "
-        f"{plan.bound_req_s:.1f}"
-    )
+        f"{plan.bound_req_s:.1f}",
+    ):
+        tell(screen, escape(line))
     if not plan.options:
-        click.echo("nothing was simulated")
+        tell(screen, "nothing was simulated")
         return
-    click.echo(
+    tell(
+        screen,
         "carried: the highest rate at which nine in ten requests meet the objectives; behind the bound: at the rate "
-        "asked for, in seconds\n"
+        "asked for, in seconds",
     )
-    shown = [each for each in plan.options if each.has_a_rate()]
-    if shown:
-        _show_options(shown, has_price=any(each.cost_per_million_output_tokens is not None for each in shown))
+    _show_options(screen, [each for each in plan.options if each.has_a_rate()])
     others = [each for each in plan.options if not each.has_a_rate()]
     if others:
-        click.echo("the others:")
+        tell(screen, "the others:")
     for way, why in dict.fromkeys((each.way(), each.why_no_figures()) for each in others):
         names = [each.short_name() for each in others if (each.way(), each.why_no_figures()) == (way, why)]
-        click.echo(f"  {way}: {', '.join(names)} ({why})")
+        tell(screen, escape(f"  {way}: {', '.join(names)} ({why})"))
     for note in plan.notes:
-        click.echo(f"note: {note}")
+        tell(screen, escape(f"note: {note}"))
 
 
-def _show_options(options: "list[Planned]", *, has_price: bool) -> None:
-    width = max(len(each.name()) for each in options)
-    click.echo(
-        f"{'':<{width}} {'carried':>8} {'bound':>8}  {'goodput':>8} {'TTFT':>7} {'short':>7} {'long':>7} {'worst gap':>9} "
-        f"{'useful':>6} {'flips':>5}" + ("  cost of 1M tokens" if has_price else "")
-    )
+def _show_options(screen: "Console", options: "list[Planned]") -> None:
+    from rich.markup import escape
+
+    from twinpool.cli.terminal import show_table, tell
+
+    played = [each for each in options if each.ttft_s is not None]
+    has_price = any(each.cost_per_million_output_tokens is not None for each in played)
+    head = ["", "carried", "bound", "goodput", "TTFT", "short", "long", "worst gap", "useful", "flips"]
+    head += ["cost of 1M tokens"] * has_price
+    rows = [_row(each)[: len(head)] for each in played]
+    if rows:
+        show_table(screen, head, rows, is_figures=True)
     for each in options:
         if each.ttft_s is None:
-            click.echo(f"{each.name():<{width}} {'-':>8} {each.bound_req_s:>8.1f}  {each.why_no_figures()}")
-            continue
-        flips = each.role_changes if each.balance else None
-        cost = each.cost_per_million_output_tokens
-        rates = (each.capacity_req_s or 0.0, each.bound_req_s, each.goodput_req_s or 0.0)
-        click.echo(
-            f"{each.name():<{width}} {rates[0]:>8.1f} {rates[1]:>8.1f}  {rates[2]:>8.1f} "
-            f"{each.ttft_s['mean']:>7.3f} {_number(each.ttft_short_mean_s)} {_number(each.ttft_long_mean_s)} "
-            f"{_number(each.itl_worst_p99_s, 9)} {each.useful_work_ratio or 0:>6.0%} {'-' if flips is None else flips:>5}"
-            + ("" if cost is None else f"  {cost:>17.2f}")
-        )
+            tell(screen, escape(f"{each.name()}: bound {each.bound_req_s:.1f}, {each.why_no_figures()}"))
 
 
-def _number(value: float | None, width: int = 7) -> str:
-    return f"{'-':>{width}}" if value is None else f"{value:>{width}.3f}"
+def _row(each: "Planned") -> list[str]:
+    flips, cost = each.role_changes if each.balance else None, each.cost_per_million_output_tokens
+    rates = (each.capacity_req_s or 0.0, each.bound_req_s, each.goodput_req_s or 0.0)
+    mean_s = each.ttft_s["mean"] if each.ttft_s else None
+    return [
+        each.name(),
+        *(f"{rate:.1f}" for rate in rates),
+        *map(_number, (mean_s, each.ttft_short_mean_s, each.ttft_long_mean_s, each.itl_worst_p99_s)),
+        f"{each.useful_work_ratio or 0:.0%}",
+        "-" if flips is None else str(flips),
+        "-" if cost is None else f"{cost:.2f}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -4,6 +4,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import msgspec
 
 from twinpool.cli.files import read_api_keys, read_config, read_engine_key, read_secret
 from twinpool.cli.fleet import Engine, Given, choose_fleet
+from twinpool.cli.outputs import check_writable
 from twinpool.cli.started import Local, LocalVllm
 from twinpool.cli.vllm import find_vllm, plan_dry, plan_here, with_floor
 from twinpool.cli.worker import SECRET_VARIABLE, require_engine
@@ -41,6 +43,7 @@ class Asked(Given):
     slo_itl_s: float | None = None
     balance: str | None = None
     refuse_late: bool | None = None
+    learnt: str | None = None
     handoff_floor_gb_s: float | None = None
     expose_route: bool | None = None
     journal: Path | None = None
@@ -59,6 +62,7 @@ class Service:
     journal: Path | None
     access_log: Path | None
     fleet: tuple[Engine, ...] | Local | LocalVllm
+    learnt: Path | None = None
     engine_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     engine_key: str | None = field(default=None, repr=False)
 
@@ -83,9 +87,7 @@ def prepare(asked: Asked) -> Service:
     fleet = choose_fleet(config, asked)
     api_keys = read_api_keys(asked.api_key_file)
     admin_token = read_secret(asked.admin_token_file, "--admin-token-file") if asked.admin_token_file else None
-    for file, option in ((asked.journal, "--journal"), (asked.access_log, "--access-log")):
-        if file and not file.absolute().parent.is_dir():
-            raise UserError(f"no such folder: {file.absolute().parent} (for {option})")
+    check_writable(journal=asked.journal, access_log=asked.access_log, log=asked.log)
     _check_port(config.server.host, config.server.port, "--port")
     _check_port(config.server.admin_host, config.server.admin_port, "--admin-port")
     common = asked.engine_api_key_file or config.server.engine_api_key_file
@@ -98,7 +100,8 @@ def prepare(asked: Asked) -> Service:
         config, engine_keys = with_floor(config, engines.plan.fabric), dict.fromkeys(engines.ids, engines.api_key)
     else:
         engines, engine_keys = _local(asked, config, fleet), {}
-    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, engine_keys, engine_key)
+    learnt = _learnt_file(asked.learnt, config)
+    return Service(config, api_keys, admin_token, asked.journal, asked.access_log, engines, learnt, engine_keys, engine_key)
 
 
 def _engine_keys(engines: Iterable[Engine], common: str | None) -> dict[str, str]:
@@ -194,6 +197,20 @@ def _peek(spec: str | None) -> tuple[str, Footprint]:
         return DEFAULT_MODEL.name, _footprint(path) if path.exists() else Footprint(DEFAULT_MODEL.result.size_bytes)
     path = Path(spec).expanduser()
     return spec, _footprint(path) if path.exists() or path.suffix == ".gguf" else Footprint(0)
+
+
+def _learnt_file(where: str | None, config: Config) -> Path | None:
+    """None where nothing is learnt or kept. A service on any free port is not told from others: its file would be theirs."""
+    learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
+    if where == "-" or not learns:
+        return None
+    if where:
+        return Path(where)
+    from twinpool.worker.models.catalogue import models_folder
+
+    with suppress(UserError):  # no home: nothing is kept
+        return models_folder().parent / "learnt" / f"serve-{config.server.port}.json" if config.server.port else None
+    return None
 
 
 def _open_log(where: str | None, port: int) -> WorkerLog | Terminal:

@@ -10,7 +10,9 @@ from twinpool.cli.files import read_key
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.numbers import POSITIVE, Number
 from twinpool.cli.outputs import check_writable, write_file
+from twinpool.cli.printing import echo, json_text
 from twinpool.errors import UserError
+from twinpool.profile import MOST_TOKEN_BYTES, MOST_TOKENS
 
 if TYPE_CHECKING:
     from twinpool.profile import Profile
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _LIVE, _DATABASE, _EITHER = "A live engine", "NVIDIA AIConfigurator's database", "Either"
 _KINDS = click.Choice(["vllm", "sglang", "trtllm"])
+_SEQUENCES, _CONTEXT = click.IntRange(2, MOST_TOKENS), click.IntRange(64, MOST_TOKENS)
+_TOKENS, _BYTES = click.IntRange(1, MOST_TOKENS), click.IntRange(1, MOST_TOKEN_BYTES)
 
 
 @click.command(cls=Sections, short_help="Measure a live engine")
@@ -76,10 +80,16 @@ _KINDS = click.Choice(["vllm", "sglang", "trtllm"])
     section=_EITHER,
     help="The profile to write.",
 )
-@click.option("--sequences", type=click.IntRange(2), cls=Option, section=_EITHER, help="At once, where nobody says; else 256.")
-@click.option("--context", type=click.IntRange(64), cls=Option, section=_EITHER, help="Tokens of context, where nobody says.")
-@click.option("--kv-tokens", type=click.IntRange(1), cls=Option, section=_EITHER, help="Room for KV: an engine's log has it.")
-@click.option("--kv-bytes-per-token", type=click.IntRange(1), cls=Option, section=_EITHER, help="Where nobody says.")
+@click.option(
+    "--sequences",
+    type=click.IntRange(2, MOST_TOKENS),
+    cls=Option,
+    section=_EITHER,
+    help="At once, where nobody says; else 256.",
+)
+@click.option("--context", type=_CONTEXT, cls=Option, section=_EITHER, help="Tokens of context, where nobody says.")
+@click.option("--kv-tokens", type=_TOKENS, cls=Option, section=_EITHER, help="Room for KV: an engine's log has it.")
+@click.option("--kv-bytes-per-token", type=_BYTES, cls=Option, section=_EITHER, help="Where nobody says.")
 @click.option("--json", "as_json", is_flag=True, cls=Option, section=_EITHER, help="The profile on standard output too.")
 def command(
     url: str | None,
@@ -208,7 +218,7 @@ def _measured(
             decode, beside = [
                 other and replace(other, model=await find_model(pool, other, prepared.target.model)) for other in others
             ]
-            bench = Bench(pool, prepared, timeout_s, lambda text: click.echo(text, err=True))
+            bench = Bench(pool, prepared, timeout_s, lambda text: echo(text, err=True))
             return await measure(bench, limits, says, name=name, decode=decode, beside=beside)
         finally:
             await pool.close()
@@ -224,4 +234,7 @@ def _write(profile: "Profile", out: Path, *, as_json: bool) -> None:
     text = msgspec.json.format(msgspec.json.encode(profile), indent=1)
     parse_profile(text, str(out))  # what is written can be read
     write_file(out, text + b"\n", "--out")
-    click.echo(text.decode() if as_json else f"{out} is written: twinpool plan TRACE --profile {out}")
+    if as_json:
+        click.echo(json_text(profile))
+    else:
+        echo(f"{out} is written: twinpool plan TRACE --profile {out}")

@@ -1,11 +1,11 @@
 """``twinpool replay``: the promise *same events, same commands*, tried on a recorded journal."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from twinpool.cli.printing import echo, json_text
 from twinpool.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,18 +39,18 @@ def _show(outcome: "Replay", *, as_json: bool) -> None:
     import msgspec
 
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(outcome)))
+        click.echo(json_text(outcome))
         return
     if outcome.difference is None:
-        click.echo(f"{outcome.events:,} events replayed: every command is the same.")
+        echo(f"{outcome.events:,} events replayed: every command is the same.")
     else:
         recorded, now = (
             "\n".join(f"    {msgspec.json.encode(command).decode()}" for command in commands) or "    nothing"
             for commands in (outcome.difference.expected, outcome.difference.got)
         )
-        click.echo(
+        echo(
             f"{outcome.events:,} events replayed: line {outcome.difference.line} differs.\n"
             f"  recorded:\n{recorded}\n  now:\n{now}"
         )
     if outcome.is_cut:
-        click.echo("The journal's last line is cut short: its gateway was ended while it wrote.")
+        echo("The journal's last line is cut short: its gateway was ended while it wrote.")

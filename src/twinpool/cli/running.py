@@ -30,11 +30,13 @@ REFUSED = 2  # the exit code of a `UserError`
 
 @dataclass(slots=True)
 class Running:
-    """One service while it runs. `say` takes news for the person at the terminal, `show` the state when it is ready."""
+    """One service while it runs. `say` takes news for the person at the terminal, `show` the state when it is ready. The end of
+    file at `exit_with_fd`, whose other end a parent holds, is the end of the service."""
 
     service: Service
     say: Callable[[str], None]
     show: Callable[[str, Mapping[str, Any]], None]
+    exit_with_fd: int | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _supervisor: Supervisor | None = None
     _gateway: "Gateway | None" = None
@@ -44,6 +46,8 @@ class Running:
     async def run(self) -> None:
         """Returns after an orderly end. Raises `UserError` when a port is taken or a worker cannot be started."""
         listen_for_stop(self._stop, self._on_stop_asked, self._end_at_once)
+        if self.exit_with_fd is not None:
+            asyncio.get_running_loop().add_reader(self.exit_with_fd, self._on_parent_gone, self.exit_with_fd)
         async with self._workers():
             self._gateway = self._make_gateway()
             try:
@@ -66,6 +70,7 @@ class Running:
             engine_key=service.engine_key,
             journal=service.journal,
             access_log=service.access_log,
+            learnt=service.learnt,
             say=self.say,
         )
 
@@ -155,6 +160,10 @@ class Running:
 
     def _on_stop_asked(self) -> None:
         self.say("stopping: running answers may finish; Ctrl-C again ends at once")
+
+    def _on_parent_gone(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        self._stop.set()
 
     def _end_at_once(self) -> None:
         if self._supervisor is not None:

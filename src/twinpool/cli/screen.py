@@ -1,13 +1,12 @@
-"""What people see: the plan, the first screen of `serve`, the tables of `status`; for consoles without highlighting."""
+"""What people see of `serve`: the plan, and the first screen; for consoles without highlighting."""
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,54 +14,48 @@ from rich.table import Table
 from twinpool import __version__
 from twinpool.cli.prepare import DryRun
 from twinpool.cli.state import DEFAULT_ADMIN_URL
+from twinpool.cli.terminal import show_table, tell
 from twinpool.deploy.fabric import Fabric
 from twinpool.deploy.vllm import PlannedEngine, VllmPlan
 
-_PAIRS_SHOWN = 10
-_STATE_STYLE = {"ready": "green", "draining": "yellow", "lost": "red", "joining": "yellow"}
-_VERDICTS = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yellow]cannot tell yet[/]"}
 _ROLE_STYLE = {"prefill": "cyan", "decode": "magenta", "colocated": "blue"}
 
 
 def show_plan(console: Console, planned: DryRun) -> None:
-    console.print(f"Would listen on {planned.url} (admin: {planned.admin_url})")
+    tell(console, f"Would listen on {escape(planned.url)} (admin: {escape(planned.admin_url)})")
     if planned.vllm is not None:
         _show_vllm(console, planned, planned.vllm)
         return
     if planned.plan is None:
-        table = _table("Engine", "Role", "URL")
-        for engine in planned.engines:
-            table.add_row(engine.id, _role(engine.role), engine.url)
-        console.print(table)
+        engines = [(engine.id, role(engine.role), escape(engine.url)) for engine in planned.engines]
+        _table(console, ("Engine", "Role", "URL"), engines)
         return
-    console.print(f"Would start, with the model {escape(planned.model or '')}:")
-    table = _table("Worker", "Role", "Cores", "Slots", "Context")
+    tell(console, f"Would start, with the model {escape(planned.model or '')}:")
+    rows = []
     for worker in planned.plan.workers:
         cores = core_list(worker.cores) if worker.cores else f"any {worker.threads}"
-        table.add_row(worker.id, _role(worker.role), cores, str(worker.slots), f"{worker.context_tokens:,} tokens")
-    console.print(table)
+        rows.append((worker.id, role(worker.role), cores, str(worker.slots), f"{worker.context_tokens:,} tokens"))
+    _table(console, ("Worker", "Role", "Cores", "Slots", "Context"), rows)
     if planned.plan.gateway_cores:
-        console.print(f"Left to the gateway: core {core_list(planned.plan.gateway_cores)}")
+        tell(console, f"Left to the gateway: core {core_list(planned.plan.gateway_cores)}")
     if planned.plan.worker_bytes is not None:
-        console.print(f"Memory: {planned.plan.worker_bytes / 1e9:.1f} GB a worker")
+        tell(console, f"Memory: {planned.plan.worker_bytes / 1e9:.1f} GB a worker")
     for note in planned.plan.notes:
-        console.print(f"[yellow]Note:[/] {escape(note)}")
+        tell(console, f"[yellow]Note:[/] {escape(note)}")
 
 
 def _show_vllm(console: Console, planned: DryRun, plan: VllmPlan) -> None:
     """Ends with the launch lines: each on one line of its own, so that it can be copied as it is."""
-    console.print(f"Would start vLLM, with the model {escape(planned.model or '')}:")
-    table = _table("Engine", "Role", "Where", "URL")
-    for engine in plan.engines:
-        table.add_row(engine.id, _role(engine.role), gpus_or_cores(engine), engine.url)
-    console.print(table)
-    console.print(f"KV: {escape(_fabric(plan.fabric))}", soft_wrap=True)
-    console.print(f"    {escape(_floor(plan.fabric, planned.handoff_floor_gb_s))}", soft_wrap=True)
+    tell(console, f"Would start vLLM, with the model {escape(planned.model or '')}:")
+    engines = [(engine.id, role(engine.role), escape(gpus_or_cores(engine)), escape(engine.url)) for engine in plan.engines]
+    _table(console, ("Engine", "Role", "Where", "URL"), engines)
+    tell(console, f"KV: {escape(_fabric(plan.fabric))}")
+    tell(console, f"    {escape(_floor(plan.fabric, planned.handoff_floor_gb_s))}")
     for warning in plan.warnings:
-        console.print(f"[bold red]Warning:[/] {escape(warning)}", soft_wrap=True)
+        tell(console, f"[bold red]Warning:[/] {escape(warning)}")
     for note in plan.notes:
-        console.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
-    console.print(f"[yellow]Note:[/] VLLM_API_KEY is {escape(planned.vllm_key or '')}, in the engines' environment only")
+        tell(console, f"[yellow]Note:[/] {escape(note)}")
+    tell(console, f"[yellow]Note:[/] VLLM_API_KEY is {escape(planned.vllm_key or '')}, in the engines' environment only")
     for engine in plan.engines:
         console.print(f"\n[dim]# {engine.id}[/]")
         console.print(engine.line(), soft_wrap=True, markup=False)
@@ -86,34 +79,36 @@ class FirstScreen:
 
 def show_first_screen(console: Console, state: Mapping[str, Any], screen: FirstScreen) -> None:
     admin_url, log, places = screen.admin_url, screen.log, screen.places
-    gateway, workers = state["gateway"], _by_role(state["workers"])
+    gateway, workers = state["gateway"], by_role(state["workers"])
     models, waits = gateway["models"], [worker for worker in workers if worker["state"] != "ready"]
     console.print(f"\n[bold]Twinpool {__version__}[/] is [green]ready[/] after {screen.ready_s:.1f} s\n")
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("  API", f"{gateway['url']}/v1")
+    facts.add_column()
+    facts.add_column(overflow="fold")
+    facts.add_row("  API", escape(f"{gateway['url']}/v1"))
     facts.add_row("  Model", escape(", ".join(models) or "-"))
     status = "twinpool status" if admin_url == DEFAULT_ADMIN_URL else f"twinpool status {admin_url}"
-    facts.add_row("  Admin", f"{admin_url}   [dim]({status})[/]")
-    facts.add_row("  Engine", escape(_engines(workers)))
+    facts.add_row("  Admin", f"{escape(admin_url)}   [dim](a page for browsers; {escape(status)})[/]")
+    facts.add_row("  Engine", escape(engines_of(workers)))
     if screen.fabric is not None:
         facts.add_row("  KV", escape(f"{_fabric(screen.fabric)}; {_floor(screen.fabric, screen.handoff_floor_gb_s)}"))
     if log is not None:
         facts.add_row("  Log", escape(_short(log)))
     console.print(facts)
-    table = _table("Worker", "Role", *([screen.places_title] if places else []), "URL")
+    rows = []
     for worker in workers:
-        where = [places.get(worker["id"]) or "any"] if places else []
-        table.add_row(worker["id"], _role(worker["role"]), *where, worker["url"])
+        where = [escape(places.get(worker["id"]) or "any")] if places else []
+        rows.append((escape(worker["id"]), role(worker["role"]), *where, escape(worker["url"])))
     console.print()
-    console.print(table)
+    _table(console, ("Worker", "Role", *([screen.places_title] if places else []), "URL"), rows)
     for warning in screen.warnings:
-        console.print(f"  [bold red]Warning:[/] {escape(warning)}")
+        tell(console, f"  [bold red]Warning:[/] {escape(warning)}")
     for note in (*screen.notes, *(f"{worker['id']} is not up: {worker['reason']}" for worker in waits)):
-        console.print(f"  [yellow]Note:[/] {escape(note)}")
+        tell(console, f"  [yellow]Note:[/] {escape(note)}")
     if models:
         console.print("\n  [bold]Try it:[/]\n")
         console.print(curl(gateway["url"], models[0], needs_key=screen.needs_key), soft_wrap=True, markup=False)
-    console.print("\n  [dim]Ctrl-C lets running answers finish, then stops everything.[/]\n")
+    tell(console, "\n  [dim]Ctrl-C lets running answers finish, then stops everything.[/]\n")
 
 
 def curl(url: str, model: str, *, needs_key: bool) -> str:
@@ -124,137 +119,13 @@ def curl(url: str, model: str, *, needs_key: bool) -> str:
     return f"curl {url}/v1/chat/completions{key} \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(body)}"
 
 
-def show_status(console: Console, state: Mapping[str, Any]) -> None:
-    gateway, requests = state["gateway"], state["requests"]
-    mood = "[yellow]draining[/]" if gateway["draining"] else "[green]serving[/]"
-    models = escape(", ".join(gateway["models"]) or "no model")
-    console.print(
-        f"[bold]{gateway['url']}[/]  {mood} {models}  [dim]Twinpool {state['version']}, up {_age(state['uptime_s'])}[/]",
-    )
-    handles = ", ".join(f"{count} {name}" for name, count in state["handles"].items() if count) or "none"
-    console.print(f"Requests: {requests['live']} live, {requests['waiting']} waiting.  KV handles: {handles}.")
-    console.print(f"Engine: {escape(_engines(state['workers']))}")
-    if indicators := state.get("indicators"):
-        console.print(f"Indicators, last hour: {_VERDICTS[indicators['verdict']]}")
-        for reason in indicators["reasons"]:
-            console.print(f"  {escape(reason)}", soft_wrap=True)
-        if indicators["useful_work_ratio"] is not None:
-            console.print(f"  useful work {indicators['useful_work_ratio']:.0%} of what the workers have shown they can do")
-    console.print(_pools(state["workers"]))
-    attached = [worker for worker in _by_role(state["workers"]) if worker.get("kind") not in (None, "embedded")]
-    if attached:
-        console.print(_attached(attached))
-    for worker in _by_role(state["workers"]):
-        if worker.get("obstacle"):
-            console.print(f"[yellow]{escape(worker['id'])}[/] hands nothing over: {escape(worker['obstacle'])}")
-        if worker["reason"]:
-            console.print(f"[yellow]{escape(worker['id'])}[/] is not up: {escape(worker['reason'])}")
-        elif worker.get("warning"):
-            console.print(f"[yellow]{escape(worker['id'])}[/]: {escape(worker['warning'])}")
-    for line, workers in _advice(attached).items():
-        console.print(f"[dim]{escape(', '.join(workers))}: {escape(line)}[/]")
-    _show_pairs(console, state)
-    _show_balance(console, state)
-    if state["decisions"]:
-        console.print(_decisions(state["decisions"]))
-    else:
-        console.print("No decision yet: send a request.")
-
-
-def _pools(workers: list[dict[str, Any]]) -> Table:
-    table = _table("Worker", "Role", "State", "Busy", "Prefill", "KV", "URL")
-    for worker in _by_role(workers):
-        state = worker["state"]
-        shown = f"[{_STATE_STYLE.get(state, 'white')}]{state}[/]"
-        room = f"{worker['sequences']} of {worker['slots']}" if worker["slots"] else str(worker["sequences"])
-        table.add_row(
-            escape(worker["id"]),
-            _role(worker["role"]),
-            shown,
-            room,
-            _tokens(worker["prefill_tokens"]),
-            _tokens(worker["kv_tokens"]),
-            worker["url"],
-        )
-    return table
-
-
-def _attached(workers: list[dict[str, Any]]) -> Table:
-    """What is known of engines that are not ours: asked, declared or assumed."""
-    table = _table("Worker", "Engine", "Connector", "Lease", "Tokens a step", "KV tokens")
-    for worker in workers:
-        connector = ", ".join(filter(None, (worker["connector"], worker["kv_role"]))) or "-"
-        lease, budget = worker["lease_s"], worker["budget_tokens"]
-        table.add_row(
-            escape(worker["id"]),
-            escape(worker["engine"] or "-"),
-            escape(connector),
-            ("assumed" if worker["hands_off"] else "-") if lease is None else f"{lease:g} s",
-            "not known" if budget is None else f"{budget:,}",
-            f"{worker['kv_capacity_tokens']:,}" if worker["kv_capacity_tokens"] else "-",
-        )
-    return table
-
-
-def _advice(workers: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """What to do, and for which workers."""
-    found: dict[str, list[str]] = {}
-    for worker in workers:
-        for line in worker.get("advice", ()):
-            found.setdefault(line, []).append(worker["id"])
-    return found
-
-
-def _show_pairs(console: Console, state: Mapping[str, Any]) -> None:
-    pairs = state.get("pairs", {})
-    troubled, slow, incompatible = pairs.get("troubled", ()), pairs.get("slow", ()), state.get("incompatible", ())
-    if troubled or slow or incompatible:
-        console.print(
-            f"Pairs: {pairs.get('proved', 0)} proved, {pairs.get('unproved', 0)} not yet, {pairs.get('aside', 0)} aside."
-        )
-    lines = [f"{_pair(pair)} is {pair['state']}: {pair['why']}" for pair in troubled]
-    lines += [f"{_pair(pair)} is slow: {pair['gb_s']:g} GB/s" for pair in slow]
-    lines += [f"{_pair(pair)} cannot be: {pair['why']}" for pair in incompatible]
-    for line in lines[:_PAIRS_SHOWN]:
-        console.print(f"[yellow]{escape(line)}[/]")
-    if len(lines) > _PAIRS_SHOWN:
-        console.print(f"... and {len(lines) - _PAIRS_SHOWN} more: --json has them")
-
-
-def _show_balance(console: Console, state: Mapping[str, Any]) -> None:
-    """Nothing where it is off."""
-    balance = state.get("balance")
-    if not balance:
-        return
-    console.print(f"Balance ({balance['mode']}): {escape(balance['words'])}", soft_wrap=True)
-    for found in reversed(balance["recent"]):
-        console.print(f"[dim]  {_age(found['age_s'])} ago: {escape(found['words'])}[/]", soft_wrap=True)
-
-
-def _pair(pair: Mapping[str, Any]) -> str:
-    return f"{pair['prefill']} > {pair['decode']}"
-
-
-def _engines(workers: list[dict[str, Any]]) -> str:
+def engines_of(workers: list[dict[str, Any]]) -> str:
     return ", ".join(sorted({worker["engine"] for worker in workers if worker["engine"]})) or "-"
 
 
-def _by_role(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_role(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     order = list(_ROLE_STYLE)
     return sorted(workers, key=lambda worker: (order.index(worker["role"]), worker["id"]))
-
-
-def _decisions(decisions: list[dict[str, Any]]) -> Table:
-    table = _table("Last decisions", "Choice", "Why", "Prefill", "Decode")
-    for decision in reversed(decisions):
-        table.add_row(
-            f"{_age(decision['age_s'])} ago",
-            decision["choice"],
-            decision["why"].replace("_", " "),
-            decision["prefill"] or "-",
-            decision["decode"] or "-",
-        )
-    return table
 
 
 def gpus_or_cores(engine: PlannedEngine) -> str:
@@ -284,28 +155,12 @@ def core_list(cores: tuple[int, ...]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(*columns, box=box.SIMPLE, header_style="bold", pad_edge=False)
-    for name, column in zip(columns, table.columns, strict=True):
-        if name == "URL" or column is table.columns[0]:
-            column.no_wrap = True
-            column.overflow = "fold"
-    return table
+def _table(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    show_table(console, head, rows, whole={"URL"})
 
 
-def _role(role: str) -> str:
-    return f"[{_ROLE_STYLE.get(role, 'white')}]{role}[/]"
-
-
-def _tokens(count: int) -> str:
-    return f"{count:,} tokens" if count else "-"
-
-
-def _age(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds) // 60
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def role(name: str) -> str:
+    return f"[{_ROLE_STYLE.get(name, 'white')}]{name}[/]"
 
 
 def _short(path: Path) -> str:

@@ -1,6 +1,5 @@
 """``twinpool serve``: what can be asked for, and what is shown when it runs."""
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ import msgspec
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.numbers import SECONDS, Number
 from twinpool.cli.prepare import Asked, dry_run, prepare
+from twinpool.cli.printing import json_text
 from twinpool.cli.started import Local, LocalVllm
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ OTHER = partial(click.option, cls=Option)
 @LISTEN("--expose-route", is_flag=True, default=None, help="Tell clients which workers served them: x-twinpool-*.")
 @SHARE("--balance", type=click.Choice(BALANCE), help="Move workers between pools as traffic shifts.  [default: off]")
 @SHARE("--refuse-late", is_flag=True, default=None, help="Refuse what would miss --slo-ttft by its wait. With --balance auto.")
+@SHARE("--learnt", metavar="FILE", help="Keep what engines take over restarts, - for not.  [default: in the cache folder]")
 @WATCH("--slo-ttft", "slo_ttft_s", type=SECONDS, metavar="S", help="Time to the first token.  [default: 1.3]")
 @WATCH("--slo-itl", "slo_itl_s", type=SECONDS, metavar="S", help="Gap between two tokens.  [default: 0.05]")
 @WATCH("--handoff-floor-gb-s", type=FLOOR, metavar="G", help="A slower handoff is said to be.  [default: by the link]")
@@ -89,7 +90,8 @@ OTHER = partial(click.option, cls=Option)
 @OTHER("--config", type=FILE, metavar="FILE", help="All this and more in TOML; options here win over it.")
 @OTHER("--dry-run", "is_dry_run", is_flag=True, help="Show what would run where, and end.")
 @OTHER("--json", "as_json", is_flag=True, help="One JSON object when ready (or planned), nothing else.")
-def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
+@click.option("--exit-with-fd", type=click.IntRange(0), hidden=True)
+def command(*, is_dry_run: bool, as_json: bool, exit_with_fd: int | None, **options: Any) -> None:
     """Serve a language model behind OpenAI's HTTP API.
 
     Without options: a small real model, one worker that reads prompts and one that writes tokens, on this machine.
@@ -101,12 +103,12 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
         _show_dry_run(asked, as_json=as_json)
         return
     service = prepare(asked)
-    from rich.console import Console
     from uvloop import run
 
     from twinpool.cli.running import Running
+    from twinpool.cli.terminal import open_screen
 
-    news = Console(stderr=True, highlight=False)
+    news = open_screen(stderr=True)
 
     def say(text: str) -> None:
         news.print(f"twinpool: {text}", markup=False, soft_wrap=True)
@@ -115,7 +117,7 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
         _show_ready(service, admin_url, state, ready_s=time.monotonic() - began, as_json=as_json)
 
     try:
-        run(Running(service, say, show).run())
+        run(Running(service, say, show, exit_with_fd).run())
     finally:
         if not isinstance(service.fleet, tuple):
             service.fleet.log.close()
@@ -124,13 +126,12 @@ def command(*, is_dry_run: bool, as_json: bool, **options: Any) -> None:
 def _show_dry_run(asked: Asked, *, as_json: bool) -> None:
     planned = dry_run(asked)
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(planned)))
+        click.echo(json_text(planned))
         return
-    from rich.console import Console
-
     from twinpool.cli.screen import show_plan
+    from twinpool.cli.terminal import open_screen
 
-    show_plan(Console(highlight=False), planned)
+    show_plan(open_screen(), planned)
 
 
 def _show_ready(service: "Service", admin_url: str, state: Mapping[str, Any], *, ready_s: float, as_json: bool) -> None:
@@ -139,11 +140,10 @@ def _show_ready(service: "Service", admin_url: str, state: Mapping[str, Any], *,
         if isinstance(service.fleet, LocalVllm):
             ready["fabric"] = msgspec.to_builtins(service.fleet.plan.fabric)
             ready["handoff_floor_gb_s"] = service.config.routing.handoff_floor_gb_s
-        click.echo(json.dumps(ready))
+        click.echo(json_text(ready))
         return
-    from rich.console import Console
-
     from twinpool.cli.screen import FirstScreen, core_list, gpus_or_cores, show_first_screen
+    from twinpool.cli.terminal import open_screen
 
     fleet, screen = service.fleet, FirstScreen(ready_s, admin_url, needs_key=bool(service.api_keys))
     if isinstance(fleet, Local):
@@ -154,4 +154,4 @@ def _show_ready(service: "Service", admin_url: str, state: Mapping[str, Any], *,
         floor = service.config.routing.handoff_floor_gb_s
         screen = replace(screen, places=places, notes=plan.notes, log=fleet.log.path, warnings=plan.warnings)
         screen = replace(screen, places_title="Where", fabric=plan.fabric, handoff_floor_gb_s=floor)
-    show_first_screen(Console(highlight=False), state, screen)
+    show_first_screen(open_screen(), state, screen)

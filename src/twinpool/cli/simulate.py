@@ -1,22 +1,22 @@
 """``twinpool simulate``: a scenario in virtual time, with the decisions that the gateway would take."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from twinpool.cli.numbers import POSITIVE, Number
+from twinpool.cli.printing import echo, json_text
 
 if TYPE_CHECKING:
     from twinpool.sim.findings import Findings
     from twinpool.sim.scenario import Scenario
 
 
-_LEGEND = """
-offered, goodput, bound: requests a second that came, that met both objectives, and that no policy could exceed
-worst: each stream's longest gap; busy: share of the workers' time in steps; useful: the same if all steps were full
-flips: workers that changed their role
-"""
+_LEGEND = (
+    "offered, goodput, bound: requests a second that came, that met both objectives, and that no policy could exceed",
+    "worst: each stream's longest gap; busy: share of the workers' time in steps; useful: the same if all steps were full",
+    "flips: workers that changed their role",
+)
 
 
 @click.command(short_help="Run a scenario in virtual time")
@@ -55,11 +55,11 @@ def command(
     found = {}
     for arm in asked.all_arms():
         if not as_json:
-            click.echo(f"simulating {asked.duration_s:,.0f} s of {asked.name}: {arm.name}", err=True)
+            echo(f"simulating {asked.duration_s:,.0f} s of {asked.name}: {arm.name}", err=True)
         found[arm.name] = findings_of(simulate(asked, arm))
     answer = compared(asked, found)
     if as_json:
-        click.echo(json.dumps(answer, allow_nan=False))
+        click.echo(json_text(answer))
         return
     _show(asked, found, answer.get("claims", []))
 
@@ -86,49 +86,56 @@ def _list_gallery(*, as_json: bool) -> None:
 
     gallery = {name: load_scenario(name).about for name in names("gallery", ".toml")}
     if as_json:
-        click.echo(json.dumps({"gallery": gallery}))
+        click.echo(json_text({"gallery": gallery}))
         return
-    click.echo("`twinpool simulate NAME` runs one of these, `twinpool simulate FILE` one of your own:")
+    echo("`twinpool simulate NAME` runs one of these, `twinpool simulate FILE` one of your own:")
     for name, about in gallery.items():
-        click.echo(f"  {name:<20} {about}")
+        echo(f"  {name:<20} {about}")
 
 
 def _show(scenario: "Scenario", found: "dict[str, Findings]", claims: list[dict[str, Any]]) -> None:
-    objectives = scenario.objectives
-    click.echo(
-        f"{scenario.name}: {scenario.about or 'a scenario'}\n"
-        f"objectives: TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms; all times in seconds\n"
-    )
-    width = max(len(name) for name in found)
-    click.echo(
-        f"{'':<{width}}  {'offered':>8} {'goodput':>8} {'bound':>8}  {'TTFT mean':>9} {'p99':>7} {'long':>7}  "
-        f"{'ITL p99':>7} {'worst p99':>9}  {'busy':>5} {'useful':>6}  flips"
-    )
-    for name, each in found.items():
-        report = each.report
-        ttft, itl, worst = report.ttft_s, report.itl_s, report.itl_worst_s
-        click.echo(
-            f"{name:<{width}}  {each.offered_req_s:>8.1f} {report.goodput_req_s:>8.1f} {each.bound_req_s:>8.1f}  "
-            f"{_number(ttft.mean if ttft else None, 9)} {_number(ttft.p99 if ttft else None, 7)} "
-            f"{_number(report.long.ttft_s.mean if report.long.ttft_s else None, 7)}  "
-            f"{_number(itl.p99 if itl else None, 7)} {_number(worst.p99 if worst else None, 9)}  "
-            f"{_share(report.utilization_mean_ratio, 5)} {_share(report.useful_work_ratio, 6)}  {len(each.role_changes)}"
-        )
-    click.echo(_LEGEND)
+    from rich.markup import escape
+
+    from twinpool.cli.terminal import open_screen, show_table, tell
+
+    screen, objectives = open_screen(), scenario.objectives
+    tell(screen, escape(f"{scenario.name}: {scenario.about or 'a scenario'}"))
+    tell(screen, f"objectives: TTFT {objectives.slo_ttft_s:g} s, ITL {objectives.slo_itl_s * 1e3:g} ms; all times in seconds")
+    head = ("", "offered", "goodput", "bound", "TTFT mean", "p99", "long", "ITL p99", "worst p99", "busy", "useful", "flips")
+    show_table(screen, head, [[escape(name), *_figures(each)] for name, each in found.items()], is_figures=True)
+    for line in _LEGEND:
+        tell(screen, line)
     for name, each in found.items():
         for note in each.notes:
-            click.echo(f"{name}: {note}")
+            tell(screen, escape(f"{name}: {note}"))
     if claims:
-        click.echo("\nclaimed  found   what")
-        for row in claims:
-            click.echo(f"{row['claimed']:>7.2f}  {_number(row['found'], 5, 2)}   {row['what']}")
+        rows = [(escape(row["what"]), f"{row['claimed']:.2f}", _number(row["found"], 2)) for row in claims]
+        show_table(screen, ("what the article claims", "claimed", "found"), rows, is_figures=True)
         if any(row["found"] is None for row in claims):
-            click.echo("-: no ratio, what it would be compared with is zero here")
+            tell(screen, "-: no ratio, what it would be compared with is zero here")
 
 
-def _number(value: float | None, width: int, digits: int = 3) -> str:
-    return f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
+def _figures(found: "Findings") -> list[str]:
+    report = found.report
+    ttft, itl, worst, long = report.ttft_s, report.itl_s, report.itl_worst_s, report.long.ttft_s
+    times = (
+        ttft.mean if ttft else None,
+        ttft.p99 if ttft else None,
+        long.mean if long else None,
+        itl.p99 if itl else None,
+        worst.p99 if worst else None,
+    )
+    return [
+        *(f"{rate:.1f}" for rate in (found.offered_req_s, report.goodput_req_s, found.bound_req_s)),
+        *map(_number, times),
+        *map(_share, (report.utilization_mean_ratio, report.useful_work_ratio)),
+        str(len(found.role_changes)),
+    ]
 
 
-def _share(value: float | None, width: int) -> str:
-    return f"{'-':>{width}}" if value is None else f"{value:>{width}.0%}"
+def _number(value: float | None, digits: int = 3) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

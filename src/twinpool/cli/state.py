@@ -1,7 +1,6 @@
 """Asks a gateway's admin port for its state, as `twinpool status` shows it."""
 
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import msgspec
 
 from twinpool.cli.state_shape import State
 from twinpool.errors import UserError
+from twinpool.http1.urls import redirection
 
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8001"
 TIMEOUT_S = 5.0
@@ -32,6 +32,7 @@ def fetch_state(admin_url: str, token: str | None) -> dict[str, Any]:
                 connection.request("GET", "/admin/state", headers=headers)
                 with connection.getresponse() as answer:
                     status, body = answer.status, answer.read(MOST_BYTES + 1)
+                    location = answer.getheader("location")
         except http.client.HTTPException:
             raise _not_a_gateway(admin_url) from None
         except OSError as problem:
@@ -39,8 +40,10 @@ def fetch_state(admin_url: str, token: str | None) -> dict[str, Any]:
             raise UserError(f"no gateway answers at {admin_url} ({why}): twinpool serve starts one") from None
     if status == 401:
         raise UserError(f"{admin_url} wants its token: --admin-token-file FILE")
+    if (leads_to := redirection(status, admin_url, location)) is not None:
+        raise UserError(f"{admin_url} answers {status} and leads to {leads_to}: give the URL of serve's --admin-port")
     try:
-        state: dict[str, Any] = json.loads(body)
+        state: dict[str, Any] = msgspec.json.decode(body)
         msgspec.convert(state, State)
     except (ValueError, RecursionError):
         raise _not_a_gateway(admin_url) from None

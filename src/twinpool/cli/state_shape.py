@@ -33,6 +33,8 @@ class _Worker(msgspec.Struct):
     budget_tokens: int | UnsetType | None = UNSET
     kv_capacity_tokens: int | UnsetType | None = UNSET
     hands_off: bool | UnsetType = UNSET
+    busy_ratio: float | None = None
+    held: bool = False
 
     def __post_init__(self) -> None:
         told = (self.connector, self.kv_role, self.lease_s, self.budget_tokens, self.kv_capacity_tokens, self.hands_off)
@@ -51,6 +53,26 @@ class _Decision(msgspec.Struct):
     why: str
     prefill: str | None
     decode: str | None
+    words: str = ""
+    ttft_s: float | None = None
+    predicted_ttft_s: float | None = None
+
+
+class _Finding(msgspec.Struct):
+    words: str
+    do: str | None
+
+
+class _Health(msgspec.Struct):
+    tone: Literal["good", "warn", "bad"]
+    words: str
+    findings: list[_Finding]
+
+
+class _RoleChange(msgspec.Struct):
+    age_s: float
+    why: str
+    words: str
 
 
 class _Indicators(msgspec.Struct):
@@ -94,3 +116,5 @@ class State(msgspec.Struct):
     indicators: _Indicators | None = None
     pairs: _Pairs = msgspec.field(default_factory=_Pairs)
     incompatible: list[_Incompatible] = []
+    health: _Health | None = None
+    role_changes: list[_RoleChange] = []

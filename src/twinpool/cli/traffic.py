@@ -19,6 +19,12 @@ DEFAULT_RATE = 1.0
 DEFAULT_DURATION_S = 60.0
 BURST_FACTOR = 3.0
 
+MOST_TOKENS = 1_000_000
+"""Of a prompt or an answer: as long as the longest contexts are."""
+
+MOST_REQUESTS = 100_000_000
+"""Two days at 500 a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -85,8 +91,21 @@ def shape_of(arrivals: str, rate: float, duration_s: float) -> tuple[Arrivals, s
             return Poisson(rate=rate), f"Poisson, {rate:g} requests a second"
 
 
+def check_size(most_tokens: int, requests: float, *, scale_lengths: float) -> None:
+    """`UserError` for a load that nobody can mean: it would fill the memory, or end in years."""
+    tokens = most_tokens / scale_lengths
+    if tokens > MOST_TOKENS:
+        raise UserError(
+            f"prompts or answers of up to {most_tokens:,} tokens, divided by {scale_lengths:g}, are {tokens:,.0f}: "
+            f"{MOST_TOKENS:,} at most"
+        )
+    if requests > MOST_REQUESTS:
+        raise UserError(f"that rate for that time is {requests:,.0f} requests: {MOST_REQUESTS:,} at most")
+
+
 def _mixed(wanted: Wanted, traffic: AnyTraffic) -> Chosen:
     rate, duration_s = wanted.rate or DEFAULT_RATE, wanted.duration_s or DEFAULT_DURATION_S
+    check_size(traffic.most_tokens, rate * duration_s, scale_lengths=wanted.scale_lengths)
     arrivals, words = shape_of(wanted.arrivals, rate, duration_s)
     told = _told(wanted, str(traffic), words, rate, duration_s)
 
@@ -105,14 +124,16 @@ def _traced(wanted: Wanted, path: Path) -> Chosen:
         with path.open(encoding="utf-8") as lines:
             yield from trace(lines, long_prompt_tokens=wanted.long_prompt_tokens)
 
-    count, last_s, shares_prefixes = 0, 0.0, False
+    count, last_s, shares_prefixes, most_tokens = 0, 0.0, False, 0
     try:
         for request in recorded():
             count, last_s, shares_prefixes = count + 1, request.at_s, shares_prefixes or bool(request.prefix)
+            most_tokens = max(most_tokens, request.prompt_tokens, request.output_tokens)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file: a trace is CSV or JSON lines") from None
     except UserError as wrong:
         raise UserError(f"{path}: {wrong}") from wrong
+    check_size(most_tokens, count, scale_lengths=wanted.scale_lengths)
     recorded_rate = count / last_s if last_s else float(count)
     speed = wanted.rate / recorded_rate if wanted.rate else 1.0
     duration_s = min(wanted.duration_s or float("inf"), last_s / speed + 1.0)

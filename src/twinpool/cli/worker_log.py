@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from twinpool.cli.printing import printable
 from twinpool.errors import UserError
 
 LARGEST_BYTES = 8 << 20  # days of an engine's chatter; with the one before it, all that anybody reads
@@ -56,7 +57,7 @@ class Terminal:
     path = None
 
     def write(self, worker: str, line: str) -> None:
-        print(f"{worker}: {line}", file=sys.stderr, flush=True)  # noqa: T201
+        print(printable(f"{worker}: {line}"), file=sys.stderr, flush=True)  # noqa: T201
 
     def close(self) -> None:
         pass

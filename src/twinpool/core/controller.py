@@ -21,7 +21,7 @@ from twinpool.core.cluster import Cluster
 from twinpool.core.decisions import Balanced, Why
 from twinpool.core.dispatching import dispatch, send_canaries
 from twinpool.core.endings import cancel_legs, fail, refuse, release
-from twinpool.core.law import Law
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.lifecycle import HandleState, RequestState
 from twinpool.core.model import RequestFacts
 from twinpool.core.pairs import Pair
@@ -101,6 +101,10 @@ class Controller:
         """The mean relative error of recent guesses of a prompt's tokens."""
         return self._books.policies.prompt_lengths.error_ratio
 
+    def learnt(self) -> tuple[dict[str, CostPrior], dict[str, float]]:
+        """Costs by kind of worker, and prompts' lengths, as a `Law` takes them."""
+        return self._books.policies.learner.priors(), self._books.policies.prompt_lengths.remember()
+
     def cost_errors(self) -> dict[str, dict[str, float]]:
         """The mean relative error of recent predictions of costs, by kind of worker and by what was predicted."""
         return self._books.policies.learner.errors()
@@ -133,6 +137,9 @@ def _gateway_drained(books: Books, event: on.GatewayDrained, out: list[do.Comman
 def _time_passed(books: Books, event: on.TimePassed, out: list[do.Command]) -> None:
     """Everything with a time of its own is looked at, and says when it wants to be looked at again."""
     books.wakeup = None
+    next_read = books.cluster.end_unseen_reads()
+    if next_read is not None:
+        books.alarm(next_read)
     _end_waits(books, event.at, out)
     _end_attempts(books, event.at, out)
     next_expiry = books.handles.expire_orphans(event.at)

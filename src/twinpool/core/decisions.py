@@ -94,6 +94,16 @@ class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
     read_s: float = 0.0
     forecast: Forecast | None = None
 
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        """From now to the first token, the way that was chosen; who must wait goes over a pair in the end. None where nothing
+        was predicted."""
+        if self.forecast is None:
+            return None
+        if self.choice is not Choice.COLOCATED:
+            return self.forecast.pair_s
+        return self.forecast.prefill_s if self.why is Why.DECODE_FULL else self.forecast.decode_s
+
 
 class Balanced(msgspec.Struct, frozen=True, omit_defaults=True):
     """What balance found: the pressure of this split (the share that the present traffic is of what it carries), of the best

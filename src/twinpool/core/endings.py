@@ -9,7 +9,6 @@ from twinpool.core import commands as do
 from twinpool.core.books import Books
 from twinpool.core.decisions import Choice, Decision, Why
 from twinpool.core.lifecycle import PairState, RequestMove, RequestState, WorkerState
-from twinpool.core.model import Leg
 from twinpool.core.requests import Request
 from twinpool.errors import Reason
 
@@ -22,7 +21,7 @@ _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
 }
 """What the client gets for each refusal: status, reason, Retry-After in seconds."""
 
-_LEGS = tuple(Leg)
+_WAITING = RequestState.WAITING
 
 
 def retry(books: Books, request: Request, at: float, out: list[do.Command], *, waits_anew: bool = True) -> None:
@@ -31,7 +30,7 @@ def retry(books: Books, request: Request, at: float, out: list[do.Command], *, w
     if at >= request.expires:
         fail(books, request, 504, Reason.DEADLINE_EXCEEDED, out)
         return
-    _give_back(books, request)
+    books.cluster.give_back_all(request.id, request.attempt)
     request.story.move(RequestMove.RETRY)
     if waits_anew:
         books.begin_wait(request, at)
@@ -42,7 +41,7 @@ def retry(books: Books, request: Request, at: float, out: list[do.Command], *, w
 def resume(books: Books, request: Request, at: float, out: list[do.Command]) -> None:
     """Half an answer is out, and another engine can go on with it: to the head of the queue, with time anew."""
     cancel_legs(request, out)
-    _give_back(books, request)
+    books.cluster.give_back_all(request.id, request.attempt)
     request.story.move(RequestMove.RESUME)
     request.strikes += 1
     request.is_begun = True
@@ -52,10 +51,10 @@ def resume(books: Books, request: Request, at: float, out: list[do.Command]) -> 
 
 
 def end(books: Books, request: Request, move: RequestMove, out: list[do.Command]) -> None:
-    if request.story.state is RequestState.WAITING:
+    if request.story.state is _WAITING:
         books.waiting.remove(request)
     cancel_legs(request, out)
-    _give_back(books, request)
+    books.cluster.give_back_all(request.id, request.attempt)
     request.story.move(move)
     del books.requests[request.id]
 
@@ -81,16 +80,9 @@ def fail(
 
 
 def cancel_legs(request: Request, out: list[do.Command]) -> None:
-    out.extend(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg) for leg in request.out)
-    request.out.clear()
-
-
-def _give_back(books: Books, request: Request) -> None:
-    """Whatever this attempt still weighs on any worker."""
-    holds, name, attempt = books.cluster.holds, request.id, request.attempt
-    for leg in _LEGS:
-        if holds((name, attempt, leg)):
-            books.cluster.give_back(request.key(leg))
+    if request.out:
+        out.extend(do.CancelLeg(request=request.id, attempt=request.attempt, leg=leg) for leg in request.out)
+        request.out.clear()
 
 
 def release(books: Books, request: Request, out: list[do.Command]) -> None:

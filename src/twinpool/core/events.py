@@ -20,12 +20,13 @@ class RequestArrived(_Event, frozen=True):
 
 
 class PrefillFinished(_Event, frozen=True):
-    """P read the prompt and answered with a handle (or, where both legs run at once, without one)."""
+    """P read the prompt and answered with a handle (or, where both legs run at once, without one). `cached_tokens`: so many of
+    it P had already; None where it does not tell."""
 
     request: str
     attempt: int
     prompt_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class FirstTokenArrived(_Event, frozen=True):
@@ -36,12 +37,14 @@ class FirstTokenArrived(_Event, frozen=True):
 
 
 class RequestFinished(_Event, frozen=True):
-    """The answer went out whole. `usage` is None where the engine did not tell it."""
+    """The answer went out whole. `usage` is None where the engine did not tell it; then `written` is about how many tokens the
+    relay saw."""
 
     request: str
     attempt: int
     timeline: Timeline
     usage: Usage | None = None
+    written: int | None = None
 
 
 class LegFailed(_Event, frozen=True):

@@ -15,6 +15,10 @@ Key = tuple[str, int]
 """Request and attempt."""
 
 
+# members under names of this module: through its class each takes 0.2 µs on Python 3.11, several dozen times a request
+_HELD, _SEND, _READ = HandleState.HELD, HandleMove.SEND, HandleMove.READ
+
+
 class Handle(msgspec.Struct, eq=False):
     key: Key
     worker: Incarnation
@@ -33,18 +37,18 @@ class Handles:
         return list(self._handles.values())
 
     def hold(self, key: Key, worker: Incarnation, expires: float) -> None:
-        story = HandleStory(f"handle of {key[0]}, attempt {key[1]}", HandleState.HELD)
+        story = HandleStory(f"handle of {key[0]}, attempt {key[1]}", _HELD)
         self._handles[key] = Handle(key, worker, expires, story)
 
     def send(self, key: Key) -> None:
         """D is told of it now."""
-        self._handles[key].story.move(HandleMove.SEND)
+        self._handles[key].story.move(_SEND)
 
     def spend(self, key: Key) -> None:
         """D has written a token, so it has read the KV. Nothing, where the attempt holds no handle."""
         handle = self._handles.pop(key, None)
         if handle is not None:
-            handle.story.move(HandleMove.READ)
+            handle.story.move(_READ)
 
     def release(self, key: Key) -> tuple[str, bool] | None:
         """The worker that must free it, and whether a D was told of it; None where there is nothing to free."""

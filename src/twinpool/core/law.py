@@ -28,13 +28,16 @@ class CostPrior(msgspec.Struct, frozen=True, kw_only=True):
     free_sequence_tokens: float = 0.0
     handoff_s: float = 0.003
     handoff_token_s: float = 0.0
+    most_batch: float | None = None  # the largest that was seen; None: the figures hold for all
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where it `learns` nothing and has no priors, the least loaded worker is chosen. `priors` by kind of worker
-    (`core.model.kind_of`); the one for "" is for kinds that have none of their own."""
+    (`core.model.kind_of`); the one for "" is for kinds that have none of their own. `prompt_lengths`: what another one had
+    learnt of them (`PromptLengths.remember`)."""
 
     objectives: Objectives = Objectives()
     balance: Balance = Balance(mode=BalanceMode.OFF)
     priors: dict[str, CostPrior] = {}
     learns: bool = True
+    prompt_lengths: dict[str, float] = {}

@@ -13,6 +13,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heapreplace
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -92,6 +93,13 @@ class Line:
                 ahead[tenant] = following
                 heapreplace(heads, _Head(due + _work(request.prompt_tokens), following.turn, tenant))
             yield request
+
+    def first(self, count: int) -> list[Request]:
+        """Whose turn it is, and who comes next."""
+        if len(self._queues) == 1 and not self._again:
+            (queue,) = self._queues.values()
+            return list(islice(queue, count))
+        return list(islice(self, count))
 
     def waiting(self) -> Iterable[tuple[str, int]]:
         """The tenants, and how many requests of each wait for the first time."""

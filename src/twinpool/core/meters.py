@@ -1,11 +1,9 @@
 """What one worker's legs show of its speed, taken down as they end: the estimates are fitted to it.
 
 Reading: an observation is a stretch in which the worker always had something to read, from when it got it to when it had no
-more, or to the end of a prompt once it has read `_STRETCH_TOKENS`: in between, a step has part of one prompt and part of the
-next. It is void where the worker wrote beside. Writing: the sums over time of what ran, so that between its first and its last
-token a request can tell the mean batch it ran in."""
-
-from typing import NamedTuple
+more, or to the end of a prompt once it has read `_STRETCH_TOKENS` (a slow one: several prompts for `_STRETCH_S`): in between, a
+step has part of one prompt and part of the next. It is void where the worker wrote beside. Writing: the sums over time of what
+ran, so that between its first and its last token a request can tell the mean batch it ran in."""
 
 import msgspec
 
@@ -14,9 +12,11 @@ NEWBORN_LEGS = 8
 
 
 _STRETCH_TOKENS = 16_384
+_STRETCH_S = 5.0
+_STRETCH_PROMPTS = 4
 
 
-class ReadingSeen(NamedTuple):
+class ReadingSeen(msgspec.Struct, frozen=True, gc=False):
     """`steps` ended with a prompt; `pairs` is the sum of `u·(u + 2·cached)` over the prompts, `tokens` of their uncached tokens
     `u`."""
 
@@ -27,7 +27,7 @@ class ReadingSeen(NamedTuple):
     seconds: float
 
 
-class Mark(NamedTuple):
+class Mark(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Where a worker's sums stood at the first token of a request."""
 
     at: float
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
     read_tokens: int
 
 
-class WritingSeen(NamedTuple):
+class WritingSeen(msgspec.Struct, frozen=True, gc=False):
     """Means over the time in which one request was written: sequences in the batch, their prompts' tokens of KV; and the prompt
     tokens that the worker read in this time."""
 
@@ -44,6 +44,10 @@ class WritingSeen(NamedTuple):
     batch: float
     kv_tokens: float
     read_tokens: int
+
+    def without(self, seconds: float) -> "WritingSeen":
+        """Of which so many were none of the writing's."""
+        return msgspec.structs.replace(self, seconds=self.seconds - seconds)
 
 
 class Meter(msgspec.Struct, eq=False, omit_defaults=True):
@@ -75,7 +79,7 @@ class Meter(msgspec.Struct, eq=False, omit_defaults=True):
         if any: with the stretch, or with the step before this one."""
         self.read_tokens += tokens
         seen = None
-        if self.tokens >= _STRETCH_TOKENS and at > self.until:
+        if at > self.until and self._is_long():
             seen = self._seen()
             self._begin_stretch(self.until)
         self.steps += at > self.until or not self.prompts
@@ -91,6 +95,11 @@ class Meter(msgspec.Struct, eq=False, omit_defaults=True):
             self.newborn -= 1
             self.is_mixed = True
         return seen
+
+    def _is_long(self) -> bool:
+        if self.tokens >= _STRETCH_TOKENS:
+            return True
+        return self.prompts >= _STRETCH_PROMPTS and self.until - self.since >= _STRETCH_S
 
     def _seen(self) -> ReadingSeen | None:
         seconds = self.until - self.since

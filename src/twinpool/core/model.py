@@ -91,8 +91,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(facts: WorkerFacts) -> str:
-    """Workers of one kind take the same time for the same work."""
-    return f"{facts.engine} tp{facts.tensor_parallel} budget {facts.budget_tokens} kv {facts.kv_capacity_tokens}"
+    """Workers of one kind take the same time for the same work. Room for KV is told to two digits: it differs a little from
+    start to start."""
+    models = " ".join(model for model in facts.models if model not in facts.loras)
+    room = None if facts.kv_capacity_tokens is None else f"{facts.kv_capacity_tokens:.1e}"
+    return f"{facts.engine} {models} tp{facts.tensor_parallel} budget {facts.budget_tokens} kv {room}"
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -138,8 +141,8 @@ TokenCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens as the engine counted them."""
+    """Tokens as the engine counted them; `cached_tokens` of the prompt is None where it does not tell."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int | None = None

@@ -146,7 +146,7 @@ class Pairs:
         if pair is None:
             return None
         pair.struck_by = ()
-        if pair.is_used or pair.state is not PairState.PROVED:
+        if pair.is_used or pair.story.state is not PairState.PROVED:
             return None
         pair.is_used = True
         if pair.due is not None:
@@ -305,7 +305,7 @@ class Pairs:
             found |= dict.fromkeys(key for key in wanted if key[0] in hungry or key[1] in hungry)
         for key in found:
             pair = self._pairs.get(key)
-            if pair is not None and self._is_due(pair, at):
+            if pair is not None and pair.due is not None and self._is_due(pair, at):
                 yield pair
 
     def _is_due(self, pair: Pair, at: float) -> bool:

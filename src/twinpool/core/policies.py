@@ -10,11 +10,12 @@ import msgspec
 
 from twinpool.core.cluster import WorkerView
 from twinpool.core.decisions import Balanced, Decision, Why
+from twinpool.core.law import CostPrior
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import RequestFacts, Usage
 
 
-class Pending(NamedTuple):
+class Pending(msgspec.Struct, frozen=True, gc=False):
     """A request that must be routed. `avoid` has the workers on which it failed already: better not, but rather than none.
     One that `must_continue` has begun its answer, and only a worker that can go on with it may write the rest. Those that wait
     before it have `ahead_tokens` of prompts."""
@@ -28,7 +29,7 @@ class Pending(NamedTuple):
     ahead_tokens: int = 0
 
 
-class Entrance(NamedTuple):
+class Entrance(msgspec.Struct, frozen=True, gc=False):
     """What admission may see."""
 
     waiting: int
@@ -99,8 +100,17 @@ class Learner(Protocol):
     def reused(self, unread: int, cached: int) -> None:
         """Of a prompt that others may share, so many tokens were read, and so many need not be."""
 
+    def held(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+        """Tokens of a prompt with this beginning that it should hold, by what it was given to read alone."""
+
+    def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
+        """Of a prompt of which it was thought to hold so many tokens, its engine had so many in its cache."""
+
     def forget(self, worker: str) -> None:
         """Its engine is gone, and what it held."""
+
+    def priors(self) -> dict[str, CostPrior]:
+        """What it has learnt of costs by kind of worker, for another one to start from."""
 
     def remember(self) -> msgspec.Raw:
         """All of it, for a snapshot."""

@@ -8,7 +8,7 @@ back in the role it was given last. Nothing ticks while nobody could change, or 
 from twinpool.config import BalanceMode
 from twinpool.core import commands as do
 from twinpool.core.books import Books
-from twinpool.core.decisions import WhyBalance
+from twinpool.core.decisions import Balanced, WhyBalance
 from twinpool.core.dispatching import dispatch, send_canaries
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import Role
@@ -56,7 +56,7 @@ def _tick(books: Books, at: float, out: list[do.Command]) -> None:
     waiting = list(books.waiting)
     view = PoolView(at, workers, len(waiting), sum(request.prompt_tokens for request in waiting))
     found = books.policies.balance(view, balance.changed_at)
-    if balance.last is None or found.why is not balance.last.why or found.worker is not None:
+    if balance.last is None or _is_news(found, balance.last, books.law.balance.mode):
         out.append(do.RecordBalance(balanced=found))
     balance.last = found
     if found.worker is None or found.role is None or books.law.balance.mode is not BalanceMode.AUTO:
@@ -65,6 +65,13 @@ def _tick(books: Books, at: float, out: list[do.Command]) -> None:
     change_role(books, found.worker, found.role, found.why, at, out)
     send_canaries(books, at, out)
     dispatch(books, at, out)
+
+
+def _is_news(found: Balanced, last: Balanced, mode: BalanceMode) -> bool:
+    """Every change is. Advice that nobody took is not, whoever of its pool has least to do at the moment."""
+    if mode is BalanceMode.AUTO and found.worker is not None:
+        return True
+    return (found.why, found.role) != (last.why, last.role)
 
 
 def change_role(books: Books, name: str, role: Role, why: WhyBalance, at: float, out: list[do.Command]) -> None:

@@ -34,6 +34,7 @@ class Request(msgspec.Struct, eq=False, omit_defaults=True):
     shown_waiting: bool = False
     is_begun: bool = False  # the client has part of the answer
     cached_tokens: int = 0  # of the prompt, that its reading worker should hold already
+    held_tokens: int = 0  # of the prompt, that its worker was thought to hold when it read it
     mark: Mark | None = None  # where its worker's sums stood at its first token
 
     @classmethod

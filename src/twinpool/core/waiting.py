@@ -7,7 +7,8 @@ continue them, and must not hold up those whom any worker can serve.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import islice, takewhile
+from itertools import takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from twinpool.core.line import Line, LineRecord
@@ -20,6 +21,8 @@ class Lane(NamedTuple):
     model: str
     is_begun: bool
 
+
+_IS_BEGUN = attrgetter("is_begun")
 
 WaitingRecord = list[tuple[Lane, LineRecord]]
 """Its part of a snapshot, lanes in the order in which they came to be."""
@@ -54,7 +57,7 @@ class Waiting:
 
     def remove(self, request: Request, given_tokens: int | None = None) -> None:
         """It leaves, or is served: then `given_tokens` of its prompt must be read."""
-        lane = _lane(request)
+        lane = Lane(request.facts.model, request.is_begun)
         line = self._lines[lane]
         line.remove(request, given_tokens)
         self._count -= 1
@@ -63,11 +66,12 @@ class Waiting:
 
     def lanes(self) -> list[Lane]:
         """Begun answers first: a client looks at half of one."""
-        return sorted(self._lines, key=lambda lane: not lane.is_begun)
+        return sorted(self._lines, key=_IS_BEGUN, reverse=True)
 
     def first(self, lane: Lane, count: int) -> list[Request]:
         """Whose turn it is, and who comes next."""
-        return list(islice(self._lines.get(lane, ()), count))
+        line = self._lines.get(lane)
+        return [] if line is None else line.first(count)
 
     def ahead_of(self, request: Request) -> int:
         """Prompt tokens of those whose turn is before."""
@@ -92,12 +96,8 @@ class Waiting:
         return max(found, key=lambda request: (request.turn, request.id), default=None)
 
     def _line_of(self, request: Request) -> Line:
-        lane = _lane(request)
+        lane = Lane(request.facts.model, request.is_begun)
         line = self._lines.get(lane)
         if line is None:
             line = self._lines[lane] = Line()
         return line
-
-
-def _lane(request: Request) -> Lane:
-    return Lane(request.facts.model, request.is_begun)

@@ -45,27 +45,39 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Timings(msgspec.Struct):
+    """llama.cpp's: prompt tokens read and found in its cache, tokens written."""
+
+    prompt_n: TokenCount
+    cache_n: TokenCount
+    predicted_n: TokenCount
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
 class Ending(msgspec.Struct):
-    """What the end of an answer tells: its usage, and how its choices finished."""
+    """What the end of an answer tells: its usage, and how its choices finished. `timings`: llama.cpp tells them unasked."""
 
     usage: msgspec.Raw = msgspec.Raw(b"null")
     choices: list[_Choice] = []
+    timings: msgspec.Raw = msgspec.Raw(b"null")
 
     def counted(self) -> Usage | None:
         """The usage as the core knows it; None where the engine told none, or no numbers of tokens."""
         try:
             usage = _USAGE.decode(self.usage)
+            timings = _TIMINGS.decode(self.timings) if usage is None else None
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         if usage is None:
-            return None
+            if timings is None:
+                return None
+            return Usage(timings.prompt_n + timings.cache_n, timings.predicted_n, timings.cache_n)
         details = usage.prompt_tokens_details
         cached = details.cached_tokens if details is not None else None
-        return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached or 0)
+        return Usage(usage.prompt_tokens, usage.completion_tokens or 0, cached)
 
     @property
     def tells_usage(self) -> bool:
@@ -76,6 +88,7 @@ class Ending(msgspec.Struct):
         return any(choice.finish_reason in BAD_ENDS for choice in self.choices)
 
 
+_TIMINGS = msgspec.json.Decoder(_Timings | None)
 _USAGE = msgspec.json.Decoder(_Usage | None)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _ENDING = msgspec.json.Decoder(Ending)

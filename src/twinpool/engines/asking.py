@@ -7,6 +7,7 @@ from enum import StrEnum
 import aiohttp
 
 from twinpool.errors import TwinpoolError
+from twinpool.http1.urls import redirection
 
 MAX_PAGE_BYTES = 8 << 20  # vLLM's metrics take 0.2 MB; nothing that an engine says may fill our memory
 
@@ -41,7 +42,8 @@ async def fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, 
             if answer.status == 401:
                 raise _refusal(headers)
             if answer.status != 200:
-                raise ProbeError(f"{url} answered {answer.status}")
+                leads_to = redirection(answer.status, url, answer.headers.get("location"))
+                raise ProbeError(f"{url} answered {answer.status}{f' and leads to {leads_to}' if leads_to else ''}")
             page = await answer.content.read(MAX_PAGE_BYTES + 1)
             while len(page) <= MAX_PAGE_BYTES and (more := await answer.content.read(MAX_PAGE_BYTES + 1)):
                 page += more

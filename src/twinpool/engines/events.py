@@ -89,7 +89,11 @@ def read_closing(tail: bytes) -> tuple[bool, Ending]:
             continue
         found = read_ending(line[5:])
         if found is not None:
-            ending = Ending(found.usage if found.tells_usage else ending.usage, found.choices or ending.choices)
+            ending = Ending(
+                usage=found.usage if found.tells_usage else ending.usage,
+                choices=found.choices or ending.choices,
+                timings=found.timings if bytes(found.timings) != b"null" else ending.timings,
+            )
     return DONE in tail[-32:] and not ending.is_failure, ending
 
 

@@ -1,13 +1,16 @@
-"""The admin port: the state, the decisions, and what a person may change. On its own port, and so on its own address.
+"""The admin port: the page, the state, the decisions, and what a person may change. On its own port, and so on its own address.
 
-Without a token it answers on loopback only; `Gateway.start` refuses another address without one.
+Without a token it answers on loopback only; `Gateway.start` refuses another address without one. What runs in a browser here is
+our own page alone: another site's script gets and changes nothing, token or not.
 """
 
 import hmac
+import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -26,9 +29,11 @@ from twinpool.errors import (
     UnauthorizedError,
     UserError,
 )
-from twinpool.gateway.driver import DECISIONS_KEPT, Driver
+from twinpool.gateway.decision_log import KEPT
+from twinpool.gateway.driver import Driver
 from twinpool.gateway.membership import Member, Membership
-from twinpool.gateway.state import describe, describe_decision, describe_worker
+from twinpool.gateway.state import describe, describe_worker
+from twinpool.page.served import assets
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,6 +59,10 @@ class ConflictError(RequestError):
     status, kind, default_reason = 409, "invalid_request_error", Reason.INVALID_REQUEST
 
 
+class ForeignSiteError(RequestError):
+    status, kind, default_reason = 403, "invalid_request_error", Reason.INVALID_REQUEST
+
+
 class Admin:
     """The routes of the admin port."""
 
@@ -73,21 +82,28 @@ class Admin:
             return await self._guard(request, handler)
 
         app = web.Application(middlewares=[guard])
+        app.add_routes([web.get(path, self._asset) for path in assets()])
         app.add_routes(
             [
                 web.get("/admin/state", self._state),
+                web.get("/admin/history", self._history),
                 web.get("/admin/decisions", self._decisions),
                 web.post("/admin/workers", self._add_worker),
                 web.delete("/admin/workers/{id}", self._remove_worker),
                 web.post("/admin/workers/{id}/role", self._set_role),
+                web.delete("/admin/workers/{id}/role", self._release_role),
                 web.post("/admin/workers/{id}/drain", self._drain),
             ]
         )
         return app
 
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Every route wants the token where one is set; every error has the OpenAI shape."""
+        """Every route but the page's own files wants the token where one is set; every error has the OpenAI shape."""
         try:
+            if request.path in assets() and request.method in ("GET", "HEAD"):
+                return await handler(request)
+            if self._token is None and _is_another_site(request):
+                raise ForeignSiteError("the admin port is for its own page and address; under another name it wants a token")
             if self._token is not None:
                 scheme, _, given = request.headers.get("authorization", "").partition(" ")
                 is_ours = hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode())
@@ -106,13 +122,28 @@ class Admin:
     async def _state(self, request: web.Request) -> web.Response:
         return _json(describe(self._driver, self._membership, url=self._url(), started_at=self._started_at))
 
+    async def _history(self, request: web.Request) -> web.Response:
+        return _json(self._driver.metrics.indicators.history())
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        asset = assets()[request.path]
+        if asset.etag in request.headers.get("if-none-match", ""):
+            return web.Response(status=304, headers=asset.headers)
+        return web.Response(body=asset.body, headers=asset.headers)
+
     async def _decisions(self, request: web.Request) -> web.Response:
         given = request.query.get("limit", "100")
-        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= DECISIONS_KEPT:
-            raise BadRequestError(f"limit is a number from 1 to {DECISIONS_KEPT}", Reason.INVALID_VALUE, param="limit")
-        recent = list(self._driver.decisions)[-int(given) :]
-        decisions = [describe_decision(recorded) for recorded in recent]
-        return _json({"decisions": decisions, "balance": self._driver.balances.recent(int(given))})
+        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= KEPT:
+            raise BadRequestError(f"limit is a number from 1 to {KEPT}", Reason.INVALID_VALUE, param="limit")
+        count, driver = int(given), self._driver
+        return _json(
+            {
+                "decisions": driver.decisions.recent(count),
+                "regret_s": round(driver.decisions.regret_s, 3),
+                "balance": driver.balances.recent(count),
+                "role_changes": driver.role_changes.recent(count),
+            }
+        )
 
     async def _add_worker(self, request: web.Request) -> web.Response:
         new = _read(await request.read(), _NewWorker)
@@ -146,6 +177,12 @@ class Admin:
         self._driver.feed(on.RoleAsked(at=monotonic(), worker=member.worker, role=role))
         return self._described(member)
 
+    async def _release_role(self, request: web.Request) -> web.Response:
+        """It stays as it is, and balance may change it again."""
+        member = self._member(request)
+        self._driver.feed(on.RoleReleased(at=monotonic(), worker=member.worker))
+        return self._described(member)
+
     async def _drain(self, request: web.Request) -> web.Response:
         member = self._member(request)
         worker = self._driver.controller.cluster.get(member.worker)
@@ -171,5 +208,24 @@ def _read(body: bytes, kind: type[Any]) -> Any:
         raise BadRequestError(str(wrong), Reason.INVALID_JSON) from wrong
 
 
+def _is_another_site(request: web.Request) -> bool:
+    """Sent by a script of another site, as a browser says, or under another site's name that was made to lead here: where no
+    token is wanted, this port has only addresses and `localhost`."""
+    if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        return True
+    try:
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            return True
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if host != "localhost":
+            ipaddress.ip_address(host)
+    except ValueError:  # neither an address nor a URL
+        return True
+    return False
+
+
 def _json(content: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    body = msgspec.json.encode(content)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

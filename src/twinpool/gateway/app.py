@@ -29,10 +29,12 @@ from twinpool.errors import (
 )
 from twinpool.gateway.access_log import AccessLog
 from twinpool.gateway.admin import Admin
+from twinpool.gateway.beginnings import Beginnings
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.ceilings import check_ceilings
 from twinpool.gateway.driver import Driver
 from twinpool.gateway.journal import Journal
+from twinpool.gateway.learnt_file import Learnt, LearntKeeper, read_learnt
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import read_call
@@ -64,14 +66,24 @@ class Gateway:
         engine_key: str | None = None,
         journal: Path | None = None,
         access_log: Path | None = None,
+        learnt: Path | None = None,
         say: Callable[[str], None] = lambda news: None,
+        pool: Pool | None = None,
     ) -> None:
-        """`say` is given news for the person who watches, a line each."""
+        """`say` is given news for the person who watches, a line each. `learnt`: where what is learnt of engines is kept for
+        the next start. `pool` has the connections to engines, and ends with the gateway."""
         self._config = config
         self._senders = Senders(api_keys, client_priorities=config.server.client_priorities)
-        self._pool = Pool()
+        self._pool = pool if pool is not None else Pool()
         learns = config.balance.mode is not BalanceMode.OFF or config.routing.policy is RoutingPolicy.LEAST_COST
-        law = Law(objectives=config.objectives, balance=config.balance, learns=learns)
+        known = read_learnt(learnt, say) if learnt is not None and learns else Learnt()
+        law = Law(
+            objectives=config.objectives,
+            balance=config.balance,
+            learns=learns,
+            priors=known.costs,
+            prompt_lengths=known.prompt_lengths,
+        )
         controller = build_controller(config.routing, law=law)
         self._metrics = Metrics(controller, config.objectives)
         self._driver = Driver(
@@ -84,6 +96,8 @@ class Gateway:
             expose_route=config.server.expose_route,
         )
         self._driver.say = say
+        self._beginnings = Beginnings() if config.routing.policy is RoutingPolicy.LEAST_COST else None
+        self._learnt = LearntKeeper(learnt, known, controller.learnt, say) if learnt is not None and learns else None
         self._changed = asyncio.Event()
         self._members = Membership(self._driver, config.server, config.timeouts, self._changed.set)
         self._pool.on_idle_lost = self._members.connection_lost
@@ -133,6 +147,8 @@ class Gateway:
         except UserError:
             await self.close()
             raise
+        if self._learnt is not None:
+            self._learnt.start()
 
     def attach(
         self,
@@ -166,6 +182,8 @@ class Gateway:
             drain_s = self._config.server.drain_s
             await self._driver.drain(drain_s)
             await self._server.close(drain_s=1.0)
+        if self._learnt is not None:
+            await self._learnt.close()
         await self._driver.ask_no_more()
         await self._members.close()
         await self._driver.close()
@@ -217,7 +235,7 @@ class Gateway:
 
     async def _serve_call(self, endpoint: Endpoint, request: Request, responder: Responder, wire_id: bytes) -> None:
         sender = self._senders.identify(request)
-        call = read_call(endpoint, request.body, self._members.only_model, sender)
+        call = read_call(endpoint, request.body, self._members.only_model, sender, self._beginnings)
         check_ceilings(call.fields, self._config.limits)
         known = self._driver.controller.cluster
         if not any(call.facts.model in worker.facts.models for worker in known):

@@ -13,7 +13,7 @@ from twinpool.core.decisions import Balanced, WhyBalance
 
 _KEPT = 100
 
-_BECAUSE = {
+BECAUSE = {
     WhyBalance.MANUAL: "a person asked for it",
     WhyBalance.RELEASED: "the person let go of the role",
     WhyBalance.PREFILL_SHORT: "prompts are more than their pool can read",
@@ -80,7 +80,7 @@ class Balances:
 
 def words(balanced: Balanced, outcome: Outcome) -> str:
     """One sentence, without a full stop."""
-    because = f"because {_BECAUSE[balanced.why]}{_load(balanced)}"
+    because = f"because {BECAUSE[balanced.why]}{_load(balanced)}"
     if outcome is Outcome.NOTHING:
         return f"nothing, {because}"
     if balanced.is_one_pool:

@@ -78,7 +78,7 @@ class ClientRequest:
         self.read_in: Epoch | None = None  # what the last prefill could use of its engine's cache
         self.watch: Watch | None = None  # over the last decode leg of a handle, until it is judged
         self.prompt_tokens: int | None = None  # as an engine counted them
-        self.cached_tokens = 0  # of those, where the prompt was prefilled
+        self.cached_tokens: int | None = None  # of those, where the prompt was prefilled, as far as that is told
         self.begin(attempt=0, path="none", sent=None)
 
     @property

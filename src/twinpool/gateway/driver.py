@@ -16,7 +16,6 @@ from twinpool.config import Timeouts
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.controller import Controller
-from twinpool.core.decisions import Decision
 from twinpool.core.lifecycle import PairState
 from twinpool.core.model import Failure, Leg, Usage
 from twinpool.engines.metrics import EngineMetrics
@@ -27,6 +26,7 @@ from twinpool.gateway.balance_state import Balances
 from twinpool.gateway.cache_epochs import CacheDoubt, CacheEpochs
 from twinpool.gateway.calls import ClientRequest
 from twinpool.gateway.canary import Canaries
+from twinpool.gateway.decision_log import DecisionLog
 from twinpool.gateway.guard import Guard, Histories, Scrape
 from twinpool.gateway.journal import Journal
 from twinpool.gateway.legs import Legs
@@ -34,6 +34,7 @@ from twinpool.gateway.metrics import Metrics
 from twinpool.gateway.openai import PATHS
 from twinpool.gateway.place import Place
 from twinpool.gateway.release import Read, Releases
+from twinpool.gateway.role_changes import RoleChanges
 from twinpool.http1 import Origin, Pool
 from twinpool.measure.timeline import Timeline
 
@@ -52,20 +53,6 @@ _REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.WOULD_BE_LATE, Reason.NO_WORKER
 
 _KINDS = {429: "overloaded_error", 502: "upstream_error", 503: "unavailable_error", 504: "timeout_error"}
 
-DECISIONS_KEPT = 1000  # for the admin port
-
-
-class RecordedDecision:
-    """A decision with its moment, as the admin port shows it."""
-
-    __slots__ = ("at", "attempt", "decision", "request")
-
-    def __init__(self, at: float, request: str, attempt: int, decision: Decision) -> None:
-        self.at = at
-        self.request = request
-        self.attempt = attempt
-        self.decision = decision
-
 
 class Driver:
     """Owns the client requests and their legs. Everything on one event loop."""
@@ -82,8 +69,9 @@ class Driver:
         expose_route: bool,
     ) -> None:
         self.controller = controller
-        self.decisions: deque[RecordedDecision] = deque(maxlen=DECISIONS_KEPT)
+        self.decisions = DecisionLog(metrics)
         self.balances = Balances(controller.balance_mode)
+        self.role_changes = RoleChanges()
         self.say: Callable[[str], None] = lambda news: None
         self.probe_now: Callable[[str], None] = lambda worker: None
         self.scrape: Scrape = _nobody_to_ask
@@ -199,6 +187,8 @@ class Driver:
             self._executors[type(command)](command)
         if isinstance(event, on.RequestFinished):
             self._finished(event)
+        elif isinstance(event, on.FirstTokenArrived):
+            self.decisions.answered(event)
         elif isinstance(event, on.LegFailed):
             self.metrics.leg_failed(event.leg, event.failure)
         elif isinstance(event, on.HandoffProved | on.HandoffNotProved):
@@ -222,8 +212,7 @@ class Driver:
     # Commands
 
     def _record_decision(self, command: do.RecordDecision) -> None:
-        self.metrics.decided(command.decision)
-        self.decisions.append(RecordedDecision(monotonic(), command.request, command.attempt, command.decision))
+        self.decisions.add(monotonic(), command.request, command.attempt, command.decision)
 
     def _send_prefill(self, command: do.SendPrefill) -> None:
         request = self._requests[command.request]
@@ -311,6 +300,7 @@ class Driver:
 
     def _record_role(self, command: do.RecordRole) -> None:
         self.metrics.role_changed(command.role, command.reason)
+        self.role_changes.changed(monotonic(), command)
 
     def _record_balance(self, command: do.RecordBalance) -> None:
         """A change of role comes as one."""
@@ -352,6 +342,7 @@ class Driver:
         request = self._requests.pop(name, None)
         if request is None:
             return
+        self.decisions.ended(name)
         timeline = timeline or request.timeline(monotonic())
         tokens = request.prompt_tokens or self.controller.estimate_prompt_tokens(request.call.facts)
         self.metrics.ended(request, outcome, timeline, tokens, usage)

@@ -14,6 +14,7 @@ from twinpool.core.controller import Controller
 from twinpool.core.lifecycle import WorkerState
 from twinpool.core.model import RequestFacts, Usage
 from twinpool.gateway.calls import ClientRequest
+from twinpool.gateway.history import describe_history
 from twinpool.measure.indicators import WINDOW_S, Limits
 from twinpool.measure.live import LiveIndicators
 from twinpool.measure.timeline import Timeline
@@ -21,37 +22,57 @@ from twinpool.measure.timeline import Timeline
 _NOT_OURS = frozenset({"ok", "client_left", "rejected"})
 """Ends of requests that are no failure of the service."""
 
+LATELY_S = 300.0
+HISTORY_WINDOWS = 90  # a quarter of an hour
+
 
 class ServiceIndicators(Collector):
     """Told by the driver; read by a scrape and by `twinpool status`."""
 
     def __init__(self, controller: Controller, objectives: Objectives) -> None:
         self._controller = controller
-        self._long_prompt_tokens = objectives.long_prompt_tokens
-        self._live = LiveIndicators(Limits(ttft_long_s=objectives.slo_ttft_s), monotonic())
+        self._objectives = objectives
+        self._limits = Limits(ttft_long_s=objectives.slo_ttft_s)
+        self._live = LiveIndicators(self._limits, monotonic())
         self._workers_known_until = 0.0
 
     def arrived(self, facts: RequestFacts) -> None:
         self._know_workers(monotonic())
         self._live.arrived(monotonic(), self._controller.estimate_prompt_tokens(facts))
+        self._know_queue()
 
     def leg_runs(self, task: "asyncio.Task[None]", worker: str) -> None:
         """The worker is busy until the leg's task is over."""
         self._live.leg_began(monotonic(), worker)
+        self._know_queue()
         task.add_done_callback(lambda _: self._live.leg_ended(monotonic(), worker))
 
-    def ended(self, request: ClientRequest, outcome: str, timeline: Timeline, prompt_tokens: int, usage: Usage | None) -> None:
+    def roles_changed(self) -> None:
+        self._know_workers(monotonic(), is_asked=True)
+
+    def ended(
+        self,
+        request: ClientRequest,
+        outcome: str,
+        timeline: Timeline,
+        prompt_tokens: int,
+        usage: Usage | None,
+        worst_gap_s: float | None,
+    ) -> None:
         """A client's request is over; `usage` where it got a whole answer."""
         computed = max(0, usage.prompt_tokens - (request.cached_tokens or 0)) if usage is not None else 0
         written = usage.completion_tokens if usage is not None else 0
         self._live.ended(
             monotonic(),
-            is_long=prompt_tokens > self._long_prompt_tokens,
+            is_long=prompt_tokens > self._objectives.long_prompt_tokens,
             is_failed=outcome not in _NOT_OURS,
             ttft_s=timeline.ttft_s,
             prompt_tokens=computed,
             output_tokens=written,
+            worst_gap_s=worst_gap_s,
+            outcome=outcome,
         )
+        self._know_queue()
         read_until = timeline.prefilled or timeline.first_token
         prefill = decode = None
         if usage is not None and timeline.sent is not None and read_until is not None:
@@ -72,7 +93,28 @@ class ServiceIndicators(Collector):
             "windows": seen.windows,
             "useful_work_ratio": seen.useful_work_ratio,
             **msgspec.to_builtins(judged),
+            "limits": {
+                "ttft_long_s": self._limits.ttft_long_s,
+                "utilization_floor_ratio": self._limits.utilization_floor_ratio,
+                "itl_s": self._objectives.slo_itl_s,
+                "long_prompt_tokens": self._objectives.long_prompt_tokens,
+            },
         }
+
+    def busy_ratios(self) -> dict[str, float]:
+        """Of each worker that is up: the share of the last whole window that it had work."""
+        return {worker: ratio for worker, (_, ratio) in self._live.busy(monotonic()).items()}
+
+    def ended_lately(self) -> dict[str, int]:
+        """How many requests ended how in the last `LATELY_S`."""
+        past, now, _ = self._live.windows(monotonic(), int(LATELY_S / WINDOW_S))
+        return dict(sum((window.ended for window in past), now.ended))
+
+    def history(self) -> dict[str, Any]:
+        """For `/admin/history`."""
+        self._know_workers(monotonic(), is_asked=True)
+        self._know_queue()
+        return describe_history(*self._live.windows(monotonic(), HISTORY_WINDOWS))
 
     def collect(self) -> Iterable[Metric]:
         """What could not be seen yet has no sample: nought would be a figure."""
@@ -103,9 +145,12 @@ class ServiceIndicators(Collector):
         """Once a window is enough: a worker that came or went changes its mean, not the sums."""
         if now < self._workers_known_until and not is_asked:
             return
-        up = [worker.facts.worker for worker in self._controller.cluster if worker.story.state is not WorkerState.LOST]
-        self._live.workers_are(now, up)
+        up = (worker for worker in self._controller.cluster if worker.story.state is not WorkerState.LOST)
+        self._live.workers_are(now, {worker.facts.worker: str(worker.role) for worker in up})
         self._workers_known_until = now + WINDOW_S
+
+    def _know_queue(self) -> None:
+        self._live.waiting_are(monotonic(), self._controller.waiting_requests())
 
 
 _GAUGES = (

@@ -5,7 +5,7 @@ that nobody waits.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
 
@@ -20,8 +20,8 @@ from twinpool.gateway.continuation import Sent, SentCopy, read_sent
 from twinpool.gateway.hiding import hide_handoff
 from twinpool.gateway.openai import PATHS
 from twinpool.gateway.place import Place
-from twinpool.gateway.relay import ContinuedAnswer, Doubt, EngineError, LegEnd, Mend, StreamedAnswer, WholeAnswer
-from twinpool.gateway.usage import prefill_cached
+from twinpool.gateway.relay import ContinuedAnswer, Doubt, EngineError, LegEnd, Mend, Reads, StreamedAnswer, WholeAnswer
+from twinpool.gateway.usage import asking_for_usage, knows_the_wish, prefill_cached
 from twinpool.handoff import nixl
 from twinpool.handoff.body import CONTINUE_FIELD, put_together, salted
 from twinpool.http1 import Deadlines, Origin, Pool, Response, UpstreamLost
@@ -77,7 +77,7 @@ class Legs:
     def _start_answer(
         self, request: ClientRequest, leg: Leg, place: Place, handle: msgspec.Raw | None, doubt: Doubt | None
     ) -> None:
-        fields: dict[str, msgspec.Raw | bytes] = dict(salted(request.call.fields, place.salt))
+        fields = salted(request.call.fields, place.salt)
         answer: WholeAnswer | StreamedAnswer
         mends: list[Mend] = []
         if not place.facts.vouches:
@@ -85,15 +85,20 @@ class Legs:
         counted_tokens = None
         if handle is not None and doubt is not None:
             # who does not vouch for what it read does not know either what was cached where it was written
-            mends.append(prefill_cached(request.cached_tokens))
+            mends.append(prefill_cached(request.cached_tokens or 0))
             counted_tokens = request.prompt_tokens or None
         if not request.call.facts.stream:
             answer = WholeAnswer(doubt, mends, counted_tokens)
-        elif request.is_begun:
-            answer, sent = self._continued(request)
-            fields[CONTINUE_FIELD] = msgspec.json.encode({"text": sent.text})
         else:
-            answer = self._streamed(request, place.facts.continues, doubt, mends)
+            is_asked = knows_the_wish(place.facts)
+            asking = asking_for_usage(fields) if is_asked else None
+            fields = asking or fields
+            if request.is_begun:
+                answer, sent = self._continued(request, hides_usage=asking is not None)
+                fields = {**fields, CONTINUE_FIELD: msgspec.Raw(msgspec.json.encode({"text": sent.text}))}
+            else:
+                reads = Reads(doubt, mends, hides_usage=asking is not None, counts_events=not is_asked)
+                answer = self._streamed(request, place.facts.continues, reads)
         body = put_together(fields) if handle is None else nixl.decode_body(fields, handle)
         self._start(request, leg, self._answer(request, request.attempt, leg, place.origin, body, answer))
 
@@ -188,10 +193,17 @@ class Legs:
         else:
             request.responder.finish()
         self._feed(
-            on.RequestFinished(at=now, request=request.id, attempt=attempt, timeline=request.timeline(now), usage=end.usage)
+            on.RequestFinished(
+                at=now,
+                request=request.id,
+                attempt=attempt,
+                timeline=request.timeline(now),
+                usage=end.usage,
+                written=end.written if end.usage is None else None,
+            )
         )
 
-    def _streamed(self, request: ClientRequest, continues: bool, doubt: Doubt | None, mends: Sequence[Mend]) -> StreamedAnswer:
+    def _streamed(self, request: ClientRequest, continues: bool, reads: Reads) -> StreamedAnswer:
         attempt = request.attempt
 
         def first_token(at: float) -> None:
@@ -201,10 +213,10 @@ class Legs:
 
         request.copy = SentCopy() if continues and request.call.can_continue else None
         headers = request.answer_headers(with_route=self._expose_route)
-        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy, doubt, mends)
+        answer = request.stream = StreamedAnswer(request.responder, headers, first_token, request.copy, reads)
         return answer
 
-    def _continued(self, request: ClientRequest) -> tuple[ContinuedAnswer, Sent]:
+    def _continued(self, request: ClientRequest, *, hides_usage: bool) -> tuple[ContinuedAnswer, Sent]:
         attempt = request.attempt
 
         def first_token(at: float) -> None:
@@ -213,7 +225,9 @@ class Legs:
         sent = _sent(request)
         if sent is None or request.copy is None or request.gaps is None:
             raise ValueError(f"{request.id} cannot be gone on with")  # it was reported as one that can
-        answer = ContinuedAnswer(request.responder, first_token, request.copy, sent, request.gaps)
+        answer = ContinuedAnswer(
+            request.responder, first_token, request.copy, sent, request.gaps, Reads(hides_usage=hides_usage)
+        )
         request.stream = answer
         return answer, sent
 

@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from twinpool.config import Objectives
 from twinpool.core.controller import Controller
-from twinpool.core.decisions import Decision
+from twinpool.core.decisions import Choice, Decision
 from twinpool.core.events import HandoffNotProved, HandoffProved
 from twinpool.core.lifecycle import HandleState, PairState, WorkerState
 from twinpool.core.model import Failure, Leg, Role, Usage
@@ -20,6 +20,7 @@ from twinpool.measure.timeline import Timeline
 _TTFT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.3, 1.8, 2.5, 4.0, 6.0, 10.0, 20.0, 40.0, 80.0)
 _E2E_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 _HANDOFF_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_ERROR_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 
 class Metrics:
@@ -70,6 +71,19 @@ class Metrics:
         self._decisions = Counter(
             "twinpool_decisions", "Decisions, by choice and reason.", ["choice", "reason"], registry=registry
         )
+        self._prediction_errors = Histogram(
+            "twinpool_ttft_prediction_error_ratio",
+            "How far the TTFT that was predicted for the chosen way lies from the real one, over the real one.",
+            ["choice"],
+            buckets=_ERROR_BOUNDS,
+            registry=registry,
+        )
+        self._regret = Counter(
+            "twinpool_regret_seconds",
+            "What chosen ways were predicted to take longer to the first token than the least of all ways.",
+            ["choice"],
+            registry=registry,
+        )
         self._leg_failures = Counter(
             "twinpool_leg_failures",
             "Legs that failed, those that were tried again included.",
@@ -96,6 +110,12 @@ class Metrics:
     def decided(self, decision: Decision) -> None:
         self._decisions.labels(decision.choice, decision.why).inc()
 
+    def predicted(self, choice: Choice, error_ratio: float) -> None:
+        self._prediction_errors.labels(choice).observe(error_ratio)
+
+    def regretted(self, choice: Choice, seconds: float) -> None:
+        self._regret.labels(choice).inc(max(0.0, seconds))
+
     def leg_failed(self, leg: Leg, failure: Failure) -> None:
         self._leg_failures.labels(leg, failure).inc()
 
@@ -108,6 +128,7 @@ class Metrics:
 
     def role_changed(self, role: Role, reason: str) -> None:
         self._role_changes.labels(role, reason).inc()
+        self.indicators.roles_changed()
 
     def turned_away(self) -> None:
         """A request that could not be routed at all: no key, no JSON, no such model. The driver never saw it."""
@@ -132,10 +153,11 @@ class Metrics:
             self._ttft.labels(length_class).observe(timeline.ttft_s)
             for part, seconds in timeline.ttft_parts_s().items():
                 self._parts.labels(part).observe(seconds)
-        self.indicators.ended(request, outcome, timeline, prompt_tokens, usage)
         gaps = (request.stream.gaps if request.stream is not None else None) or request.gaps
         if gaps is not None:
             self._gaps.add(gaps)
+        worst_gap_s = None if gaps is None else gaps.worst_s
+        self.indicators.ended(request, outcome, timeline, prompt_tokens, usage, worst_gap_s)
 
 
 class _GapTotals(Collector):
@@ -170,6 +192,9 @@ class _ClusterNow(Collector):
 
     def collect(self) -> Iterable[Metric]:
         workers = list(self._controller.cluster)
+        states = GaugeMetricFamily("twinpool_workers", "Workers that have joined, by state.", labels=["state"])
+        for worker_state in WorkerState:
+            states.add_metric([worker_state], sum(worker.story.state is worker_state for worker in workers))
         pool = GaugeMetricFamily("twinpool_pool_workers", "Workers that are up.", labels=["role"])
         queue = GaugeMetricFamily(
             "twinpool_pool_queue_tokens", "Prompt tokens given to a pool and not known to be read.", labels=["role"]
@@ -194,7 +219,7 @@ class _ClusterNow(Collector):
             for predicted, ratio in found.items():
                 errors.add_metric([kind, predicted], ratio)
         live, waiting = self._controller.live_requests, self._controller.waiting_requests()
-        yield from (pool, queue, handles, pairs, errors)
+        yield from (states, pool, queue, handles, pairs, errors)
         yield GaugeMetricFamily(
             "twinpool_prompt_length_error_ratio",
             "Mean relative error of recent guesses of a prompt's tokens, before an engine has counted them.",

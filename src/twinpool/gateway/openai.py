@@ -14,6 +14,7 @@ import msgspec
 from twinpool.core.decisions import Why
 from twinpool.core.model import RequestFacts
 from twinpool.errors import BadRequestError, Reason
+from twinpool.gateway.beginnings import Beginnings
 from twinpool.gateway.routes import PATHS, ROUTES, WAYS, Endpoint, Way
 from twinpool.gateway.senders import Sender
 from twinpool.handoff.body import Fields, take_apart
@@ -73,9 +74,10 @@ def read_call(
     body: bytes,
     only_model: Callable[[], str | None] = lambda: None,
     sender: Sender = Sender(),  # noqa: B008  immutable
+    beginnings: Beginnings | None = None,
 ) -> Call:
     """Take a body apart; raises `BadRequestError` where it is not a JSON object that names a model. Routes on which engines
-    need none get the `only_model` there is, if there is but one."""
+    need none get the `only_model` there is, if there is but one. `beginnings`: names the prompt's, where routing asks."""
     fields = take_apart(body)
     if WAYS[endpoint] is not Way.DISAGGREGATED:
         return _whole(endpoint, fields, only_model, sender)
@@ -91,6 +93,7 @@ def read_call(
         sequences=max(1, choices * (prompts or 1)),
         max_tokens=_integer(fields, "max_completion_tokens") or _integer(fields, "max_tokens"),
         obstacle=Why.PROMPT_LIST if prompts is not None else _obstacle(fields),
+        prefix=beginnings.name(model, sender.tenant, fields, texts) if beginnings is not None and prompts is None else (),
         tenant=sender.tenant,
         priority=sender.priority,
     )

@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -24,6 +24,7 @@ from twinpool.core.model import Failure, Usage
 from twinpool.engines.answers import failure_of_loss, failure_of_status, read_ending, retry_after_s
 from twinpool.engines.events import DONE, Opening, read_closing, read_error, read_opening
 from twinpool.gateway.continuation import Sent, SentCopy, join_event
+from twinpool.gateway.usage import without_usage
 from twinpool.handoff.body import OURS, put_together
 from twinpool.http1 import Exchange, Responder, UpstreamLost
 from twinpool.measure.gaps import Gaps
@@ -51,10 +52,12 @@ class EngineError(msgspec.Struct, frozen=True):
 
 
 class LegEnd(msgspec.Struct, frozen=True):
-    """What became of a leg: a usage, or a failure and perhaps the engine's words for it."""
+    """What became of a leg: a usage, or a failure and perhaps the engine's words for it. `written`: about how many tokens, by
+    the events of a stream that tells no usage."""
 
     failure: Failure | None = None
     usage: Usage | None = None
+    written: int | None = None
     error: EngineError | None = None
     retry_after_s: float | None = None
 
@@ -72,6 +75,16 @@ class Doubt(Protocol):
     def is_safe(self, first_token: float) -> bool: ...
     def find_out(self, first_token: float, then: Callable[[bool], None]) -> None:
         """Calls `then`, some time later, with whether it may."""
+
+
+class Reads(NamedTuple):
+    """How an engine's stream is to be read. `hides_usage`: it was us who asked for it. `counts_events`: the engine is not known
+    to tell it."""
+
+    doubt: Doubt | None = None
+    mends: Sequence[Mend] = ()
+    hides_usage: bool = False
+    counts_events: bool = False
 
 
 class _Answer:
@@ -188,12 +201,14 @@ class StreamedAnswer(_Answer):
         answer_headers: Headers,
         on_first_token: Callable[[float], None],
         copy: SentCopy | None,
-        doubt: Doubt | None = None,
-        mends: Sequence[Mend] = (),
+        reads: Reads,
     ) -> None:
-        super().__init__(doubt)
+        super().__init__(reads.doubt)
         self.gaps: Gaps | None = None
-        self._mends = mends
+        self._mends = reads.mends
+        self._hides_usage = reads.hides_usage
+        self._counts_events = reads.counts_events
+        self._events = 0
         self._has_token = False
         self._is_held = False
         self._has_ended = False  # while it was held
@@ -239,14 +254,20 @@ class StreamedAnswer(_Answer):
         self._end(LegEnd(failure=Failure.RESTARTED))
 
     def _pass(self, data: bytes) -> None:
+        if not data:  # no event has come whole
+            return
         for mend in self._mends:
             data = mend(data)
-        self._responder.write(data)
         self._tail.append(data)
-        if self._copy is not None:
-            self._copy.add(data)
         if b'data: {"error"' in data:  # inside a token's text the quotes would be escaped
             self.had_error = True
+        if self._counts_events:
+            self._events += data.count(b"data:")
+        if self._hides_usage:
+            data = without_usage(data)
+        self._responder.write(data)
+        if self._copy is not None:
+            self._copy.add(data)
 
     def _whole_events(self, data: bytes) -> bytes:
         """What may be passed on; the rest waits for its end."""
@@ -298,6 +319,7 @@ class StreamedAnswer(_Answer):
     def _pass_opening(self) -> None:
         opening = bytes(self._body)
         self._body.clear()
+        self._events = 1 - opening[: self._looked_at].count(b"data:")  # the first token's is the first that counts
         self._responder.start(200, [(b"content-type", self.content_type), *self._answer_headers])
         self._pass(self._whole_events(opening))
 
@@ -321,7 +343,11 @@ class StreamedAnswer(_Answer):
         else:
             if self.gaps is None:
                 self._pass_opening()
-            self._end(LegEnd(usage=ending.counted()))
+            self._end(LegEnd(usage=ending.counted(), written=self._written()))
+
+    def _written(self) -> int | None:
+        """An estimate: an event a token, but for the last two, which say why it ended and that it did."""
+        return max(1, self._events - 2) if self._counts_events and self.gaps is not None else None
 
 
 class ContinuedAnswer(StreamedAnswer):
@@ -334,8 +360,9 @@ class ContinuedAnswer(StreamedAnswer):
         copy: SentCopy,
         sent: Sent,
         gaps: Gaps,
+        reads: Reads,
     ) -> None:
-        super().__init__(responder, [], on_first_token, copy)
+        super().__init__(responder, [], on_first_token, copy, reads)
         self._sent = sent
         self._gaps_so_far = gaps
 

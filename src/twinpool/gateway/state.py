@@ -9,7 +9,8 @@ from twinpool.core.cluster import Worker
 from twinpool.core.compatibility import why_not_compatible
 from twinpool.core.model import Role, WorkerFacts
 from twinpool.engines.advice import advice
-from twinpool.gateway.driver import Driver, RecordedDecision
+from twinpool.gateway.driver import Driver
+from twinpool.gateway.health import judge_health
 from twinpool.gateway.membership import Member, Membership
 from twinpool.gateway.pair_state import describe_pairs
 
@@ -21,21 +22,29 @@ _PAIRS_SHOWN = 50
 def describe(driver: Driver, membership: Membership, *, url: str, started_at: float) -> dict[str, Any]:
     """The state now. `started_at` is on `time.monotonic`; ages come out in seconds."""
     controller = driver.controller
-    recent = list(driver.decisions)[-_DECISIONS_SHOWN:]
-    return {
+    indicators = driver.metrics.indicators
+    busy = indicators.busy_ratios()
+    state = {
         "version": __version__,
         "uptime_s": round(monotonic() - started_at, 3),
         "gateway": {"url": url, "models": membership.models(), "draining": controller.is_draining},
-        "workers": [describe_worker(member, controller.cluster.get(member.worker)) for member in membership],
+        "workers": [
+            describe_worker(member, controller.cluster.get(member.worker)) | {"busy_ratio": busy.get(member.worker)}
+            for member in membership
+        ],
         "pairs": describe_pairs(controller),
         "incompatible": describe_incompatible(worker.facts for worker in controller.cluster),
         "balance": driver.balances.describe(controller.balanced(), _BALANCES_SHOWN),
         "error_ratio": {"prompt_tokens": controller.prompt_length_error(), "costs": controller.cost_errors()},
-        "indicators": driver.metrics.indicators.now(),
+        "indicators": indicators.now(),
+        "ended_lately": indicators.ended_lately(),
+        "role_changes": driver.role_changes.recent(_BALANCES_SHOWN),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
-        "decisions": [describe_decision(decision) for decision in recent],
+        "regret_s": round(driver.decisions.regret_s, 3),
+        "decisions": driver.decisions.recent(_DECISIONS_SHOWN),
     }
+    return state | {"health": judge_health(state)}
 
 
 def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
@@ -46,6 +55,7 @@ def describe_worker(member: Member, worker: Worker | None) -> dict[str, Any]:
         "id": member.worker,
         "url": member.url,
         "role": str(worker.role if worker is not None else member.role),
+        "held": bool(worker and worker.is_held),
         "allowed_roles": [str(role) for role in member.allowed_roles],
         "state": state,
         "reason": member.trouble,
@@ -93,16 +103,3 @@ def describe_incompatible(workers: Iterable[WorkerFacts]) -> list[dict[str, Any]
 
 def _shares_model(one: WorkerFacts, other: WorkerFacts) -> bool:
     return not set(one.models).isdisjoint(other.models)
-
-
-def describe_decision(recorded: RecordedDecision) -> dict[str, Any]:
-    decision = recorded.decision
-    return {
-        "age_s": round(monotonic() - recorded.at, 3),
-        "request": recorded.request,
-        "attempt": recorded.attempt,
-        "choice": str(decision.choice),
-        "why": str(decision.why),
-        "prefill": decision.prefill,
-        "decode": decision.decode,
-    }

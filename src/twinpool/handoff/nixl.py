@@ -38,11 +38,11 @@ class HandoffMissingError(Exception):
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True):
-    """What P said: the handle as it came, and how much of the prompt it read and had in its cache."""
+    """What P said: the handle as it came, and how much of the prompt it read and had in its cache, where it tells."""
 
     handle: msgspec.Raw
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
 
 
 class _Details(msgspec.Struct):
@@ -107,7 +107,7 @@ def read_prefill_answer(body: bytes) -> PrefillAnswer:
             raise HandoffMissingError(f"the prefill ended with finish reason {choice.finish_reason!r}", unread)
     usage = _usage(answer.usage)
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-    return PrefillAnswer(msgspec.Raw(bytes(answer.kv_transfer_params)), usage.prompt_tokens, cached or 0)
+    return PrefillAnswer(msgspec.Raw(bytes(answer.kv_transfer_params)), usage.prompt_tokens, cached)
 
 
 def _usage(raw: msgspec.Raw) -> _Usage:

@@ -85,9 +85,9 @@ class Recorder:
         self.window = window
         self.objectives = objectives
         self.failures: dict[str, int] = {}
-        seconds = window.seconds / blocks
-        self.short = [Block(seconds) for _ in range(blocks)]
-        self.long = [Block(seconds) for _ in range(blocks)]
+        self._seconds = window.seconds
+        self.short = [Block(self._seconds / blocks) for _ in range(blocks)]
+        self.long = [Block(self._seconds / blocks) for _ in range(blocks)]
 
     def add(self, sample: Sample) -> None:
         blocks = self.long if sample.is_long else self.short
@@ -158,7 +158,7 @@ class Recorder:
         window = self.window
         if not window.start_s <= at_s < window.end_s:
             return None
-        return min(int((at_s - window.start_s) / window.seconds * len(self.short)), len(self.short) - 1)
+        return min(int((at_s - window.start_s) / self._seconds * len(self.short)), len(self.short) - 1)
 
 
 def _tokens_a_piece(sample: Sample) -> float:

@@ -56,10 +56,11 @@ class Indicators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """`reasons` are sentences, the indicators' in their order."""
+    """`reasons` are sentences, the indicators' in their order; `verdicts` those of each."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class UnitCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +96,11 @@ def useful_work_ratio(
 def judge(seen: Indicators, limits: Limits) -> Judged:
     """`fail` when one indicator is not fit, `pass` when both are, `unknown` else."""
     results = (_judge_ttft(seen, limits), _judge_use(seen, limits))
-    verdicts = [verdict for verdict, _ in results]
+    verdicts = tuple(verdict for verdict, _ in results)
     reasons = tuple(reason for _, reason in results)
     if "fail" in verdicts:
-        return Judged("fail", reasons)
-    return Judged("pass" if verdicts == ["pass", "pass"] else "unknown", reasons)
+        return Judged("fail", reasons, verdicts)
+    return Judged("pass" if verdicts == ("pass", "pass") else "unknown", reasons, verdicts)
 
 
 def _judge_ttft(seen: Indicators, limits: Limits) -> tuple[Verdict, str]:
@@ -107,7 +108,8 @@ def _judge_ttft(seen: Indicators, limits: Limits) -> tuple[Verdict, str]:
     if asked >= FEWEST_LONG and seen.long_failed > MOST_FAILED_SHARE * asked:
         return "fail", f"{seen.long_failed} of {asked} long requests got no whole answer"
     if seen.ttft_long_s is None or seen.long_requests < FEWEST_LONG:
-        return "unknown", f"{seen.long_requests} long requests were answered, {FEWEST_LONG} are needed to judge their TTFT"
+        plural = " was" if seen.long_requests == 1 else "s were"
+        return "unknown", f"{seen.long_requests} long request{plural} answered, {FEWEST_LONG} are needed to judge their TTFT"
     low, high = seen.ttft_long_interval_s or (None, None)
     range_s = f" (95 %: {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
     said = f"TTFT of {seen.long_requests} long requests: mean {seen.ttft_long_s:.2f} s{range_s}"
@@ -122,7 +124,7 @@ def _judge_use(seen: Indicators, limits: Limits) -> tuple[Verdict, str]:
     mean = f"mean use {seen.utilization_mean_ratio:.0%}"
     if seen.utilization_at_peak_ratio is None:
         needed = f"{FEWEST_WINDOWS} are needed for the peak"
-        return "unknown", f"{mean} over {seen.windows} windows of {WINDOW_S:g} s, {needed}"
+        return "unknown", f"{mean} over {seen.windows} window{'s' * (seen.windows != 1)} of {WINDOW_S:g} s, {needed}"
     said = f"use at the peak {seen.utilization_at_peak_ratio:.0%} ({mean}, {seen.windows} windows)"
     if seen.utilization_at_peak_ratio < limits.utilization_floor_ratio:
         return "fail", f"{said}, under the floor of {limits.utilization_floor_ratio:.0%}"

@@ -5,8 +5,8 @@ a token costs at full batches is learnt from the requests themselves: as little 
 twentieth), so the useful work compares the service with its own best moments.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Mapping
 from math import fsum
 
 import msgspec
@@ -33,17 +33,29 @@ SMALLEST_PROMPT_TOKENS = 64
 """Shorter ones are all overhead."""
 
 
-class _Window(msgspec.Struct):
-    """Ten seconds. `busy_s` is of all workers together."""
+class Window(msgspec.Struct):
+    """Ten seconds. `busy_s` is of all workers together, `offered` in tokens, `pools` how many workers had which role at its
+    end. Requests count in the window in which they ended."""
 
     workers: int = 0
+    pools: dict[str, int] = {}
     offered: float = 0.0
     busy_s: float = 0.0
     long_answered: int = 0
     long_failed: int = 0
     long_ttft_s: float = 0.0
+    short_answered: int = 0
+    short_ttft_s: float = 0.0
+    worst_gap_s: float | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
+    waiting_most: int = 0
+    ended: Counter[str] = msgspec.field(default_factory=Counter)
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """Of a whole window. None without a worker."""
+        return self.busy_s / (self.workers * WINDOW_S) if self.workers else None
 
 
 class _Busy(msgspec.Struct):
@@ -62,10 +74,11 @@ class LiveIndicators:
     def __init__(self, limits: Limits, began: float) -> None:
         self._limits = limits
         self._ends_at = began + WINDOW_S
-        self._now = _Window()
-        self._past: deque[_Window] = deque(maxlen=WINDOWS_KEPT)
+        self._now = Window()
+        self._past: deque[Window] = deque(maxlen=WINDOWS_KEPT)
         self._busy: dict[str, _Busy] = {}
-        self._up: frozenset[str] = frozenset()
+        self._up: dict[str, str] = {}
+        self._waiting = 0
         self._prefill_s_per_token, self._decode_s_per_token = Digest(), Digest()
         self._answers = self._answer_tokens = 0
 
@@ -86,6 +99,12 @@ class LiveIndicators:
         self._roll(at)
         self._now.offered += prompt_tokens + (self._answer_tokens / self._answers if self._answers else 0.0)
 
+    def waiting_are(self, at: float, count: int) -> None:
+        """So many requests wait, from now on."""
+        self._roll(at)
+        self._waiting = count
+        self._now.waiting_most = max(self._now.waiting_most, count)
+
     def ended(
         self,
         at: float,
@@ -95,10 +114,13 @@ class LiveIndicators:
         ttft_s: float | None,
         prompt_tokens: int = 0,
         output_tokens: int = 0,
+        worst_gap_s: float | None = None,
+        outcome: str = "ok",
     ) -> None:
         """A client's request is over. Tokens are those of whole answers, computed ones alone."""
         self._roll(at)
         now = self._now
+        now.ended[outcome] += 1
         now.prompt_tokens += prompt_tokens
         now.output_tokens += output_tokens
         if output_tokens:
@@ -109,6 +131,11 @@ class LiveIndicators:
         elif is_long and ttft_s is not None:
             now.long_answered += 1
             now.long_ttft_s += ttft_s
+        elif ttft_s is not None:
+            now.short_answered += 1
+            now.short_ttft_s += ttft_s
+        if worst_gap_s is not None:
+            now.worst_gap_s = max(worst_gap_s, now.worst_gap_s or 0.0)
 
     def cost_seen(self, *, prefill: tuple[float, int] | None = None, decode: tuple[float, int, int] | None = None) -> None:
         """What a request took: (seconds, tokens) of its prompt, and (seconds, tokens, sequences that ran beside and with it) of
@@ -122,11 +149,11 @@ class LiveIndicators:
         busy = self._busy.get(worker)
         return busy.legs if busy is not None else 0
 
-    def workers_are(self, at: float, workers: Iterable[str]) -> None:
-        """Who is up now. What an earlier one did stays counted; what is forgotten is only its own total."""
+    def workers_are(self, at: float, workers: Mapping[str, str]) -> None:
+        """Who is up now, and in which role. What an earlier one did stays counted; what is forgotten is only its own total."""
         if self._up:
             self._roll(at)
-        self._up = frozenset(workers)
+        self._up = dict(workers)
         for worker in [name for name, busy in self._busy.items() if name not in self._up and not busy.legs]:
             del self._busy[worker]
 
@@ -143,10 +170,7 @@ class LiveIndicators:
     def read(self, at: float) -> tuple[Indicators, Judged]:
         """The last hour's."""
         self._roll(at)
-        windows = [
-            Load(window.offered, window.busy_s / (window.workers * WINDOW_S) if window.workers else None)
-            for window in self._past
-        ]
+        windows = [Load(window.offered, window.busy_ratio) for window in self._past]
         mean, peak, count = use_of(windows)
         answered = sum(window.long_answered for window in (*self._past, self._now))
         ttft_s = fsum(window.long_ttft_s for window in (*self._past, self._now))
@@ -161,6 +185,12 @@ class LiveIndicators:
             unobserved="no whole window of ten seconds with a worker yet",
         )
         return seen, judge(seen, self._limits)
+
+    def windows(self, at: float, count: int) -> tuple[list[Window], Window, float]:
+        """The last whole windows, the oldest first, the one that is not over, and how many seconds of that have passed."""
+        self._roll(at)
+        now = msgspec.structs.replace(self._now, pools=Counter(self._up.values()))
+        return list(self._past)[-count:], now, WINDOW_S - (self._ends_at - at)
 
     def costs(self) -> UnitCosts | None:
         """None until enough was seen."""
@@ -204,9 +234,10 @@ class LiveIndicators:
             self._now.busy_s += busy.window_s
             busy.last_ratio = min(1.0, busy.window_s / WINDOW_S)
             busy.window_s = 0.0
-        self._now.workers = len(self._up | {worker for worker, busy in self._busy.items() if busy.legs})
+        self._now.workers = len(self._up.keys() | {worker for worker, busy in self._busy.items() if busy.legs})
+        self._now.pools = Counter(self._up.values())
         self._past.append(self._now)
-        self._now = _Window()
+        self._now = Window(waiting_most=self._waiting)
         self._ends_at += WINDOW_S
 
     def _busy_of(self, worker: str, at: float) -> _Busy:

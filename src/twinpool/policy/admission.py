@@ -4,7 +4,7 @@ would be late.
 Whose turn it is among those that wait, and who yields where the queue is full, says `core.line`."""
 
 from twinpool.config import Routing
-from twinpool.core.decisions import Choice, Decision, Why
+from twinpool.core.decisions import Decision, Why
 from twinpool.core.law import Law
 from twinpool.core.model import RequestFacts
 from twinpool.core.policies import Admit, Entrance, Late
@@ -30,20 +30,10 @@ def predicted_miss(law: Law, learning: Learning) -> Late:
     objective_s = law.objectives.slo_ttft_s
 
     def late(facts: RequestFacts, prompt_tokens: int, waited_s: float, decision: Decision) -> float | None:
-        ttft_s = _predicted_s(decision)
+        ttft_s = decision.predicted_ttft_s
         if ttft_s is None or waited_s + ttft_s <= objective_s:
             return None
         alone_s = learning.costs.quickest_read(prompt_tokens)
         return waited_s + ttft_s - objective_s if alone_s is not None and alone_s <= objective_s else None
 
     return late
-
-
-def _predicted_s(decision: Decision) -> float | None:
-    """From now to the first token, the way that was chosen; who must wait goes over a pair in the end."""
-    forecast = decision.forecast
-    if forecast is None:
-        return None
-    if decision.choice is not Choice.COLOCATED:
-        return forecast.pair_s
-    return forecast.prefill_s if decision.why is Why.DECODE_FULL else forecast.decode_s

@@ -52,7 +52,7 @@ def carried(asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: 
     """How many times the present traffic they carry; 0 where a pool is missing."""
     if not asked.reads and not asked.writes:
         return _MOST
-    return _highest(lambda times: _is_carried(asked, kinds, prefills, decodes, times))
+    return _highest(_carries(asked, kinds, prefills, decodes))
 
 
 def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Counts, *, leeway: float = 1.0) -> float:
@@ -60,7 +60,7 @@ def carried_by_one_pool(asked: Asked, kinds: Mapping[str, Kind], everybody: Coun
     `leeway` times the limit."""
     if not asked.reads and not asked.writes:
         return _MOST
-    return _highest(lambda times: _is_carried(asked, kinds, {}, everybody, times, leeway))
+    return _highest(_carries(asked, kinds, {}, everybody, leeway))
 
 
 def _highest(is_carried: Callable[[float], bool]) -> float:
@@ -78,23 +78,28 @@ def _highest(is_carried: Callable[[float], bool]) -> float:
     return low
 
 
-def _is_carried(
-    asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, times: float, leeway: float = 1.0
-) -> bool:
-    reads, writes = asked.reads * times, asked.writes * times
+def _carries(
+    asked: Asked, kinds: Mapping[str, Kind], prefills: Counts, decodes: Counts, leeway: float = 1.0
+) -> Callable[[float], bool]:
+    """Whether so many times the present traffic is carried."""
     able_s = {name: _alone_tokens_s(kinds[name], asked.context) for name, count in decodes.items() if count}
     total_s = fsum(decodes[name] * tokens_s for name, tokens_s in able_s.items())
-    if not total_s:
-        return False
-    beside = 0.0
-    for name, tokens_s in able_s.items():
-        found = _beside(asked, kinds[name], writes * tokens_s / total_s, leeway * kinds[name].costs.limit_s)
-        if found is None:
-            return False
-        reading_s, share = found
-        beside += decodes[name] * min(reading_s, share * reads * tokens_s / total_s)
     reading = fsum(count * _reading_tokens_s(asked, kinds[name].costs) for name, count in prefills.items() if count)
-    return (reading + min(beside, reads)) * _SAME >= reads
+
+    def is_carried(times: float) -> bool:
+        reads, writes = asked.reads * times, asked.writes * times
+        if not total_s:
+            return False
+        beside = 0.0
+        for name, tokens_s in able_s.items():
+            found = _beside(asked, kinds[name], writes * tokens_s / total_s, leeway * kinds[name].costs.limit_s)
+            if found is None:
+                return False
+            reading_s, share = found
+            beside += decodes[name] * min(reading_s, share * reads * tokens_s / total_s)
+        return (reading + min(beside, reads)) * _SAME >= reads
+
+    return is_carried
 
 
 def _alone_tokens_s(kind: Kind, context: float) -> float:

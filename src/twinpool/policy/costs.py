@@ -12,7 +12,18 @@ from twinpool.core.law import CostPrior
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.policy.fits import Fit, FitRecord
 
+_Rows = list[tuple[tuple[float, ...], float, float]]
+
 _PRIOR_WEIGHT = 10.0
+_SHAPE_WEIGHT = 1.0
+
+# What engines take, up to a factor, where nobody measured: then samples that hardly differ say nothing wrong of others.
+_READING: _Rows = [((1.0, n, n * n), 100.0 + n + n * n / 32_000.0, _SHAPE_WEIGHT) for n in (64.0, 512.0, 2048.0, 8192.0)]
+_STEP: _Rows = [
+    ((1.0, batch, kv, 0.0), 1.0 + 0.05 * batch + 1e-5 * kv, _SHAPE_WEIGHT)
+    for batch, kv in ((1.0, 512.0), (16.0, 4096.0), (16.0, 65_536.0), (128.0, 65_536.0))
+]
+_HANDOFF: _Rows = [((1.0, n), 200.0 + n, _SHAPE_WEIGHT) for n in (64.0, 1024.0, 8192.0)]
 
 ITL_SHARE = 0.9
 """Of the ITL objective, that a step may take by the estimate."""
@@ -46,6 +57,24 @@ class KindCosts:
         self.is_hopeless = self.step(2, 4000) >= ITL_SHARE * itl_s
         self.limit_s = 2 * self.step(64, 128_000) if self.is_hopeless else ITL_SHARE * itl_s
 
+    def as_prior(self) -> CostPrior:
+        """For another one to start from."""
+        return CostPrior(
+            read_s=self.read_s,
+            read_token_s=self.read_token_s,
+            read_pair_s=self.read_pair_s,
+            step_s=self.step_s,
+            step_sequence_s=self.step_sequence_s,
+            step_kv_token_s=self.step_kv_token_s,
+            mixed_s=self.mixed_s,
+            mixed_token_s=self.mixed_token_s,
+            free_tokens=self.free_tokens,
+            free_sequence_tokens=self.free_sequence_tokens,
+            handoff_s=self.handoff_s,
+            handoff_token_s=self.handoff_token_s,
+            most_batch=None if self.most_batch == inf else self.most_batch,
+        )
+
     def read(self, tokens: int, cached: int) -> float:
         """One prompt among others: what a worker that has more to read takes for it."""
         return self.a_prompt_s + tokens * (self.read_token_s + self.read_pair_s * (tokens + 2.0 * cached))
@@ -78,22 +107,25 @@ class _Kind:
 
     def __init__(self, prior: CostPrior | None, itl_s: float) -> None:
         self._itl_s = itl_s
-        self.reading = Fit(3, prior=_reading_prior(prior), enough=8)
-        self.step = Fit(4, prior=_step_prior(prior), enough=16)
-        self.handoff = Fit(2, prior=_handoff_prior(prior), enough=8, above=0.05)  # others on the link
+        self.reading = Fit(3, prior=_reading_prior(prior), shape=_READING, enough=8)
+        self.step = Fit(4, prior=_step_prior(prior), shape=_STEP, enough=16)
+        self.handoff = Fit(2, prior=_handoff_prior(prior), shape=_HANDOFF, enough=8, above=0.05)  # others on the link
         self.mixed_s = prior.mixed_s if prior is not None else 0.0
         self.free_tokens = prior.free_tokens if prior is not None else 0.0
         self.free_sequence_tokens = prior.free_sequence_tokens if prior is not None else 0.0
+        self._most_batch = prior.most_batch if prior is not None else 0.0
         self.steps_a_prompt = 0.5  # that end with a prompt: short ones are read several at once
         self.costs: KindCosts | None = None
         self.renew()
 
     def renew(self) -> None:
         reading, step = self.reading.coefficients, self.step.coefficients
+        if reading is None and step is not None and step[3]:
+            reading = [0.0, step[3], 0.0]  # seen only beside writing, as where no answer is streamed
         if reading is None or step is None:
             return
         handoff = self.handoff.coefficients or [0.0, 0.0]
-        most = inf if self.step.is_prior_whole else self.step.seen_most[1]
+        most = inf if self._most_batch is None else max(self._most_batch, self.step.seen_most[1])
         if not step[3]:  # nobody has read beside writing yet
             step = [*step[:3], reading[1]]
         self.costs = KindCosts(
@@ -146,6 +178,11 @@ class Costs:
     def handed_over(self, kind: str, tokens: int, seconds: float) -> None:
         self._learn(self._kind(kind), "handoff", (1.0, tokens), seconds)
 
+    def learnt(self) -> dict[str, CostPrior]:
+        """By kind, of which enough was seen."""
+        seen = {name: kind.costs for name, kind in sorted(self._kinds.items()) if kind.step.samples}
+        return {name: costs.as_prior() for name, costs in seen.items() if costs is not None}
+
     def errors(self) -> dict[str, dict[str, float]]:
         """The mean relative error of recent predictions, by kind and by what was predicted, where something was."""
         found: dict[str, dict[str, float]] = {}
@@ -183,9 +220,6 @@ class Costs:
         fit.add(x, y)
         if fit.coefficients is not before:
             kind.renew()
-
-
-_Rows = list[tuple[tuple[float, ...], float, float]]
 
 
 def _reading_prior(prior: CostPrior | None) -> _Rows:

@@ -16,9 +16,11 @@ class PromptLengths:
     """Characters times a ratio, learnt for ASCII prompts and for others apart (a mean over both fits neither). `error_ratio`:
     the mean relative error of recent guesses."""
 
-    def __init__(self) -> None:
-        self._ratio = dict(_TOKENS_PER_CHAR)
-        self.error_ratio = 0.0
+    def __init__(self, learnt: Mapping[str, float] | None = None) -> None:
+        """`learnt` by another one, as far as it has."""
+        known = learnt or {}
+        self._ratio = {is_ascii: known.get(_NAMES[is_ascii], ratio) for is_ascii, ratio in _TOKENS_PER_CHAR.items()}
+        self.error_ratio = known.get("error_ratio", 0.0)
 
     def tokens(self, facts: RequestFacts) -> int:
         """The guess, at least 1."""

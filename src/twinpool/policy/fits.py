@@ -1,10 +1,13 @@
 """Least squares for a few coefficients, kept up online.
 
 Old samples fade, a prior stays; what is far from the fit counts only as far as twice or half of it, so that one engine's bad
-minute moves little and a lasting change still wins."""
+minute moves little and a lasting change still wins. Of the prior it is the shape that stays: where samples say that everything
+takes twice as long, it is taken to say so too. So samples that hardly differ (all prompts of one length) teach how fast an
+engine is, and not wrongly what another length would take."""
 
 from collections.abc import Sequence
 from math import fsum
+from operator import mul
 
 import msgspec
 
@@ -24,28 +27,33 @@ class FitRecord(msgspec.Struct):
 
 
 class Fit:
-    """`y ≈ Σ coefficient·x`, all of them taken to be 0 or more. `prior`: samples that never fade."""
+    """`y ≈ Σ coefficient·x`, all of them taken to be 0 or more. `prior`: samples that never fade. `shape`: the same where there
+    is no prior and only proportions are known."""
 
     def __init__(
         self,
         size: int,
         *,
         prior: Sequence[tuple[Sequence[float], float, float]] = (),
+        shape: Sequence[tuple[Sequence[float], float, float]] = (),
         horizon: float = 400.0,
         enough: int = 12,
         above: float = 1.0,
     ) -> None:
-        """`prior` has (x, y, weight); `horizon` is how many samples' weight is kept; without a prior of everything, it takes
-        `enough` samples to know. `above` weighs samples above the fit: under 1, what else
-        made them long is no part of it."""
+        """`prior` and `shape` have (x, y, weight); `horizon`: how many samples' weight is kept; without a prior of everything,
+        it takes `enough` samples to know. `above` weighs samples above the fit: under 1, what else made them long is no part of
+        it."""
         self._size = size
         self._horizon = horizon
         self._enough = enough
         self._above = above
         self._prior = [[0.0] * size for _ in range(size)]
         self._prior_values = [0.0] * size
-        for x, y, weight in (row for row in prior if row[1] > 0):
+        rows = [row for row in prior or shape if row[1] > 0]
+        for x, y, weight in rows:
             _add(self._prior, self._prior_values, x, y, weight / (y * y))
+        self._shape = _solved(self._prior, self._prior_values)
+        self._scale_weight = fsum(weight for _, _, weight in rows) if prior else 0.0
         self.is_prior_whole = len(prior) >= size
         self._products = [[0.0] * size for _ in range(size)]
         self._values = [0.0] * size
@@ -64,7 +72,7 @@ class Fit:
         self.samples += 1
         guess = 0.0
         if self.coefficients is not None:
-            guess = fsum(map(_times, self.coefficients, x))
+            guess = fsum(map(mul, self.coefficients, x))
             if guess > 0:
                 self.error_ratio += 0.05 * (min(abs(y - guess) / y, 1.0) - self.error_ratio)
                 y = min(max(y, guess / _FAR), guess * _FAR)
@@ -87,11 +95,27 @@ class Fit:
             self._weight = self._horizon
         if self.samples < self._enough and not self.is_prior_whole:
             return
+        scale = self._scale()
         products = [
-            [a + b for a, b in zip(row, prior, strict=True)] for row, prior in zip(self._products, self._prior, strict=True)
+            [a + b / (scale * scale) for a, b in zip(row, prior, strict=True)]
+            for row, prior in zip(self._products, self._prior, strict=True)
         ]
-        values = [a + b for a, b in zip(self._values, self._prior_values, strict=True)]
+        values = [a + b / scale for a, b in zip(self._values, self._prior_values, strict=True)]
         self.coefficients = _solved(products, values)
+
+    def _scale(self) -> float:
+        """How many times what the prior says it takes, by the samples; columns that the prior is silent on explain what they
+        can."""
+        if not self._weight or not any(self._shape):
+            return 1.0
+        size = len(self._shape)
+        silent = [n for n in range(size) if not self._prior[n][n] and self._products[n][n] > 0]
+        mixes = [self._shape, *([float(m == n) for m in range(size)] for n in silent)]
+        applied = [[fsum(map(mul, row, mix)) for row in self._products] for mix in mixes]
+        products = [[fsum(map(mul, mix, of)) for of in applied] for mix in mixes]
+        values = [fsum(map(mul, mix, self._values)) for mix in mixes]
+        found = _solved(products, values)[0]
+        return float(found ** (self._weight / (self._weight + self._scale_weight))) if found > 0 else 1.0
 
     def remember(self) -> FitRecord:
         return FitRecord(
@@ -102,10 +126,6 @@ class Fit:
         self._products, self._values, self._weight = record.products, record.values, record.weight
         self.samples, self.coefficients, self.error_ratio = record.samples, record.coefficients, record.error
         self.seen_most = record.seen_most
-
-
-def _times(one: float, other: float) -> float:
-    return one * other
 
 
 def _add(products: list[list[float]], values: list[float], x: Sequence[float], y: float, weight: float) -> None:

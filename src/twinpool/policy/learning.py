@@ -2,13 +2,13 @@
 
 import msgspec
 
-from twinpool.core.law import Law
+from twinpool.core.law import CostPrior, Law
 from twinpool.core.meters import ReadingSeen, WritingSeen
 from twinpool.core.model import RequestFacts, Usage
 from twinpool.core.policies import Learner
 from twinpool.policy.costs import Costs, KindRecord
 from twinpool.policy.demand import Demand, DemandRecord
-from twinpool.policy.prefix import Prefixes
+from twinpool.policy.prefix import Prefixes, PrefixesRecord
 
 
 class Reading(msgspec.Struct):
@@ -22,7 +22,7 @@ class Reading(msgspec.Struct):
 class _Record(msgspec.Struct):
     costs: dict[str, KindRecord]
     demand: DemandRecord
-    prefixes: dict[str, list[int]]
+    prefixes: PrefixesRecord
     is_one_pool: bool
     looks: int
     reading: dict[str, Reading]
@@ -74,6 +74,12 @@ class Learning:
     def reused(self, unread: int, cached: int) -> None:
         self.demand.reused(unread, cached)
 
+    def held(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
+        return self.prefixes.held_tokens(worker, prefix, prompt_tokens)
+
+    def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:
+        self.prefixes.told(worker, held_tokens, cached_tokens)
+
     def forget(self, worker: str) -> None:
         self.prefixes.forget(worker)
         self._reading.pop(worker, None)
@@ -88,6 +94,9 @@ class Learning:
             before.tokens_s += 0.3 * (now - before.tokens_s)
             before.at, before.read_tokens = at, read_tokens
         return before.tokens_s
+
+    def priors(self) -> dict[str, CostPrior]:
+        return self.costs.learnt()
 
     def remember(self) -> msgspec.Raw:
         record = _Record(

@@ -108,7 +108,12 @@ def remarks(best: dict[Way, Planned], fleet: Fleet, requests: int) -> list[str]:
     carried = top.capacity_req_s or 0.0
     seconds = requests / carried
     over_ratio = fleet.objectives.slo_ttft_s / (0.9 * seconds)
-    if over_ratio > 0.03:
+    if over_ratio >= 1:
+        notes.append(
+            f"at what is carried the sample lasts {seconds:.0f} s, no longer than the objective for the first token allows: "
+            "what queues come to was not seen, and nothing beyond the bound is carried for long (--sample plays longer)"
+        )
+    elif over_ratio > 0.03:
         notes.append(
             f"at what is carried the sample lasts {seconds:.0f} s: a queue that grows without end may still keep the objective "
             f"then, and up to {over_ratio:.0%} less is carried in the long run, in every way of serving (--sample plays longer)"

@@ -1,6 +1,6 @@
 """One client's request as the driver keeps it, and what is handed on when it has ended."""
 
-from typing import NamedTuple
+import msgspec
 
 from twinpool.measure.timeline import Timeline
 from twinpool.sim.fleet import SimulatedWorker
@@ -9,7 +9,7 @@ from twinpool.sim.stream_gaps import StreamGaps
 from twinpool.workload.offered import Offered
 
 
-class Placed(NamedTuple):
+class Placed(msgspec.Struct, frozen=True, eq=False):
     """A sequence and the worker it was given to, in that life of its engine."""
 
     worker: SimulatedWorker
@@ -21,7 +21,7 @@ class Placed(NamedTuple):
         return self.worker.is_up and self.worker.incarnation == self.incarnation
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True):
     """One request's end. `outcome` is ok, refused, rejected, failed or left; `path` None where no worker was given it. `gaps`
     are those of a finished stream."""
 
@@ -75,6 +75,10 @@ class Client:
         self.sent = at
         self.prefilled = self.handoff_s = None
         self.prefill = self.handle = None
+
+    def forget_legs(self) -> None:
+        """It has ended. Its sequences know it, so that a million such circles would be left to the garbage collector."""
+        self.prefill = self.decode = self.handle = None
 
     def timeline(self, ended: float) -> Timeline:
         return Timeline(

@@ -22,6 +22,7 @@ _APART = 1.12  # the first two rates that are tried
 _NEAR = 1.04  # the same, for one that has carried more than the best one already
 _IDLE = 1 / 64  # of its bound: who fails there fails at any rate
 _OVER_BOUND = 1.03  # at the end of a run a queue may remain, and one request in ten may miss
+_FARTHEST = 1.25  # of its bound: where all requests may come at once the search would never end
 
 
 class Outcome(StrEnum):
@@ -77,7 +78,8 @@ def climb(bounds: list[float], first: int, player: Callable[[int], Play], *, lik
         if best and not played.carries(rate):
             found[index] = Climbed(Outcome.FELL_SHORT, rate)
             return False
-        carried = highest(played.at, rate, apart=_NEAR) if best else highest(played.at, likely * bounds[index])
+        guess, apart = (rate, _NEAR) if best else (likely * bounds[index], _APART)
+        carried = highest(played.at, guess, bounds[index], apart=apart)
         found[index] = Climbed(Outcome.SEARCHED, carried)
         best, is_hopeless = max(best, carried), not carried
         return carried > 0
@@ -92,9 +94,10 @@ def climb(bounds: list[float], first: int, player: Callable[[int], Play], *, lik
     return _with_bounds(found, bounds, best)
 
 
-def highest(play: Play, guess: float, *, apart: float = _APART, resolution: float = RESOLUTION) -> float:
-    """Requests a second that are carried, searched from `guess` to `apart` times as much, and beyond where it lies there."""
-    return highest_scale(play, guess, guess * apart, resolution=resolution).scale
+def highest(play: Play, guess: float, bound: float, *, apart: float = _APART, resolution: float = RESOLUTION) -> float:
+    """Requests a second that are carried, searched from `guess` to `apart` times as much, and beyond where it lies there, a
+    little beyond the bound at most."""
+    return highest_scale(play, guess, guess * apart, resolution=resolution, most=bound * _FARTHEST).scale
 
 
 def _outward(first: int, count: int) -> Iterator[int]:

@@ -4,6 +4,7 @@ The same requests are played faster and slower (the same lengths in the same ord
 nothing but the rate. A run that cannot reach the wanted share any more is given up."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 ATTAINMENT_RATIO = 0.9
@@ -35,9 +36,12 @@ def highest_scale(
     *,
     attainment: float = ATTAINMENT_RATIO,
     resolution: float = RESOLUTION,
+    most: float = inf,
 ) -> Found[R]:
     """Between `low` and `high`, to within `resolution` of itself, for one sample of traffic. Attainment is taken to fall with
-    the rate, which it does but for noise. A `high` that is carried is gone beyond."""
+    the rate, which it does but for noise. A `high` that is carried is gone beyond, up to `most`: requests that are all served
+    before the objective for the first token ends are carried at any rate."""
+    high = min(high, most)
     runs = 0
     best: R | None = None
     carried = 0.0
@@ -59,7 +63,7 @@ def highest_scale(
         low, high, is_high_known = low * fall, low, True
         fall *= fall
     while not is_high_known and high > low and carries(high):
-        low, high = high, high * 1.15
+        low, high = high, min(high * 1.15, most)
     while high - low > resolution * high:
         middle = (low + high) / 2
         if carries(middle):

@@ -31,24 +31,31 @@ Call = Callable[[float, Any], None]
 class Loop:
     """`at` is now, in seconds; it never goes back."""
 
-    __slots__ = ("_heap", "_order", "at")
+    __slots__ = ("_heap", "_is_stopped", "_order", "at")
 
     def __init__(self) -> None:
         self.at = 0.0
+        self._is_stopped = False
         self._heap: list[tuple[float, int, int, Call, Any]] = []
         self._order = 0
 
     def call_at(self, at: float, rank: int, call: Call, what: Any = None) -> None:
         """Nothing is ever taken back: whoever changes their mind ignores the call."""
         self._order += 1
-        heappush(self._heap, (max(self.at, at), rank, self._order, call, what))
+        if at < self.at:
+            at = self.at
+        heappush(self._heap, (at, rank, self._order, call, what))
 
-    def run(self, is_going: Callable[[], bool]) -> None:
-        """Until nothing is left to happen, or nobody is going any more."""
+    def run(self) -> None:
+        """Until nothing is left to happen, or `stop` is called."""
         heap = self._heap
-        while heap and is_going():
+        while heap and not self._is_stopped:
             self.at, _, _, call, what = heappop(heap)
             call(self.at, what)
+
+    def stop(self) -> None:
+        """What happens now is the last."""
+        self._is_stopped = True
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -7,9 +7,8 @@ were beaten by it, or could not have been better. What was searched is played on
 A long trace is represented by its heaviest stretch (`sampling`). Another stretch is played for the two options that the
 recommendation is about: how far they differ there is what it calls uncertain."""
 
-import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import msgspec
@@ -76,8 +75,9 @@ def plan(
     sample_s: float = SAMPLE_S,
     fewest_requests: int = FEWEST_REQUESTS,
     most_requests: int = MOST_REQUESTS,
+    executor: Executor | None = None,
 ) -> Plan:
-    """Raises `UserError` where the traffic is none to plan for."""
+    """Raises `UserError` where the traffic is none to plan for. With an `executor` two ways are played at a time."""
     if fleet.workers < 2:
         raise UserError("one worker is colocated, whatever the traffic: plan for two or more")
     requests = list(offered)
@@ -91,7 +91,7 @@ def plan(
     any_policy = bounds.any_policy()
     least_ttft_s = bounds.least_ttft_s(first.requests, ATTAINMENT_RATIO)
     if any_policy and least_ttft_s <= fleet.objectives.slo_ttft_s:
-        planned = _play_all(bounds, fleet, first, demand.prompt_tokens)
+        planned = _play_all(bounds, fleet, first, demand.prompt_tokens, executor)
         planned.sort(key=_by_what_it_carries)
         best = {way: each for way in Way if (each := _best(planned, way)) is not None}
         margin, uncertainty = _margin(best, fleet, second, any_policy)
@@ -118,16 +118,23 @@ def plan(
     )
 
 
-def _play_all(bounds: Bounds, fleet: Fleet, sample: Sample, prompt_tokens: float) -> list[Planned]:
+def _play_all(bounds: Bounds, fleet: Fleet, sample: Sample, prompt_tokens: float, executor: Executor | None) -> list[Planned]:
     """Colocated first: how near it comes to its bound shows where to look for the others, and its budget is one for the law."""
     rows = bounds.rows()
-    with ProcessPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        planned = pool.submit(_best_of, rows[Way.COLOCATED], fleet, sample, prompt_tokens, LIKELY).result()
-        carried = max(planned, key=lambda each: each.capacity_req_s or 0.0)
-        likely = 0.97 * carried.capacity_req_s / carried.bound_req_s if carried.capacity_req_s else LIKELY
-        others = [rows[Way.POOLS], bounds.balanced(rows[Way.POOLS], carried.option().budget_tokens)]
-        asked = [pool.submit(_best_of, row, fleet, sample, prompt_tokens, likely) for row in others]
-        return planned + [each for done in asked for each in done.result()]
+    submit = _at_once if executor is None else executor.submit
+    planned = submit(_best_of, rows[Way.COLOCATED], fleet, sample, prompt_tokens, LIKELY).result()
+    carried = max(planned, key=lambda each: each.capacity_req_s or 0.0)
+    likely = 0.97 * carried.capacity_req_s / carried.bound_req_s if carried.capacity_req_s else LIKELY
+    others = [rows[Way.POOLS], bounds.balanced(rows[Way.POOLS], carried.option().budget_tokens)]
+    asked = [submit(_best_of, row, fleet, sample, prompt_tokens, likely) for row in others]
+    return planned + [each for done in asked for each in done.result()]
+
+
+def _at_once(play_row: Callable[..., list[Planned]], *of: Any) -> "Future[list[Planned]]":
+    """As an executor's `submit`, here and now."""
+    done: Future[list[Planned]] = Future()
+    done.set_result(play_row(*of))
+    return done
 
 
 def _by_what_it_carries(each: Planned) -> tuple[float, float, str]:
@@ -208,15 +215,19 @@ def _margin(
     if second is None:
         return margin, RESOLUTION + _SEED_RATIO
     there = Bounds(fleet, demand_of(second.requests)).any_policy() / bound_req_s
-    together_there = _highest(together, fleet, second, there * together.capacity_req_s)
-    apart_there = _highest(apart, fleet, second, (1 + margin) * together_there) if together_there else 0.0
+    together_there = _highest(together, fleet, second, there * together.capacity_req_s, there)
+    apart_there = _highest(apart, fleet, second, (1 + margin) * together_there, there) if together_there else 0.0
     if not apart_there:
         return margin, RESOLUTION + _SEED_RATIO
     return margin, RESOLUTION + abs(apart_there / together_there - 1 - margin) / 2
 
 
-def _highest(each: Planned, fleet: Fleet, sample: Sample, guess: float) -> float:
-    """Of the same option on another sample."""
+def _highest(each: Planned, fleet: Fleet, sample: Sample, guess: float, there: float) -> float:
+    """Of the same option on another sample, whose bound is `there` times as high."""
     return highest(
-        lambda rate: _play_at(rate, each.option(), fleet, sample), guess / 1.05, apart=1.05 * 1.05, resolution=_COARSE
+        lambda rate: _play_at(rate, each.option(), fleet, sample),
+        guess / 1.05,
+        there * each.bound_req_s,
+        apart=1.05 * 1.05,
+        resolution=_COARSE,
     )

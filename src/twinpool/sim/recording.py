@@ -8,7 +8,7 @@ from collections import Counter
 from twinpool.config import Objectives
 from twinpool.measure.blocks import OWN_GAPS_SHARE, STALL_FACTOR, Recorder, Window
 from twinpool.sim.client import Ended
-from twinpool.sim.stream_gaps import GapLimits
+from twinpool.sim.stream_gaps import GapLimits, StreamGaps
 
 
 class Recording(Recorder):
@@ -29,7 +29,8 @@ class Recording(Recorder):
         self.outcomes[end.outcome] += 1
         self.last_end_s = timeline.ended
         blocks = self.long if offered.is_long else self.short
-        is_met = self._is_met(end)
+        gaps, ttft_s = end.gaps, timeline.ttft_s
+        is_met = self._is_met(gaps, ttft_s)
         if end.gaps is not None:
             self.paths[end.path or "none"] += 1
             self.read_tokens += offered.prompt_tokens - end.cached_tokens
@@ -44,7 +45,6 @@ class Recording(Recorder):
         block.requests += 1
         block.met += is_met
         self.misses += not is_met
-        gaps, ttft_s = end.gaps, timeline.ttft_s
         if gaps is None or ttft_s is None:
             block.failed += 1
             self.failures[end.outcome] = self.failures.get(end.outcome, 0) + 1
@@ -61,8 +61,7 @@ class Recording(Recorder):
         else:
             block.without_gaps += 1
 
-    def _is_met(self, end: Ended) -> bool:
-        gaps, ttft_s = end.gaps, end.timeline.ttft_s
+    def _is_met(self, gaps: StreamGaps | None, ttft_s: float | None) -> bool:
         if gaps is None or ttft_s is None or ttft_s > self.objectives.slo_ttft_s:
             return False
         return gaps.worst_s <= self.gap_limits.stall_s and gaps.over <= OWN_GAPS_SHARE * gaps.gaps

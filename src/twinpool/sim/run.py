@@ -89,6 +89,7 @@ class _Use:
         self.too_long = 0
         self._loop = loop
         self._workers = list(workers.values())
+        self._longest_tokens = max(worker.engine.longest_tokens for worker in self._workers)
         self._costs = costs
         self._until_s = until_s
         self._offered_s = 0.0
@@ -97,7 +98,7 @@ class _Use:
 
     def offer(self, request: Offered) -> None:
         tokens = request.prompt_tokens + request.output_tokens
-        if not any(worker.engine.can_ever_hold(tokens) for worker in self._workers):
+        if tokens > self._longest_tokens:
             self.too_long += 1
             return
         self.demand.add(request)
@@ -177,6 +178,8 @@ def simulate(
     recording = Recording(Window.of(scenario.duration_s), objectives)
     controller = build(scenario.routing) if build else build_controller(scenario.routing, law=law_of(scenario, kinds))
     ended = recording.ended if planner is None else _both(recording.ended, planner.ended)
+    if misses_allowed < inf:
+        ended = _both(ended, lambda end: loop.stop() if recording.misses > misses_allowed else None)
     driver = Driver(loop, controller, scenario.clients, scenario.gateway, ended, on_step)
     workers = build_fleet(
         kinds,
@@ -200,7 +203,7 @@ def simulate(
     if planner is not None:
         call_planner(planner, loop, driver, controller)
     Faults(loop, driver, scenario.gateway.probe_interval_s).expect(scenario.faults)
-    loop.run(lambda: driver.is_going() and recording.misses <= misses_allowed)
+    loop.run()
     return Run(
         arm,
         recording,

@@ -28,6 +28,7 @@ from twinpool.workload.arrivals import Shape
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Ratio = Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
 _Moment = Annotated[float, msgspec.Meta(ge=0, le=10_000_000)]
+_Workers = Annotated[int, msgspec.Meta(ge=1, le=10_000)]  # each is an engine in memory
 _Every = Annotated[float, msgspec.Meta(ge=1e-3, le=10_000_000)]  # seconds; more often, a simulation does nothing else
 
 
@@ -55,7 +56,7 @@ class WorkerGroup(_Table, frozen=True):
     that was taken with something else. `budget_by_role` is a what-if: no engine has it. `slowness` 2 takes twice the
     profile's time."""
 
-    count: Count
+    count: _Workers
     role: Role
     profile: str
     budget_tokens: Count = 2048
@@ -141,6 +142,10 @@ class Arm(_Table, frozen=True):
     workers: tuple[WorkerGroup, ...]
     about: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise ValueError("an arm has workers")
+
 
 class Scenario(_Table, frozen=True):
     """What is counted of its time: `measure.blocks`. Where it `knows_costs`, the gateway has the profiles."""
@@ -180,7 +185,7 @@ def parse_scenario(text: str, origin: str) -> Scenario:
     """`origin` (a path or a name) serves the message of the `UserError` that a broken one raises."""
     try:
         return msgspec.convert(tomllib.loads(text), Scenario)
-    except tomllib.TOMLDecodeError as broken:
+    except (tomllib.TOMLDecodeError, RecursionError) as broken:
         raise UserError(f"{origin} is not valid TOML: {broken}") from broken
     except (msgspec.ValidationError, UserError) as wrong:
         raise UserError(f"{origin}: {wrong}") from wrong

@@ -7,6 +7,8 @@ stack of falling maxima. Only a stream's first gap, or one across a preemption, 
 from bisect import bisect_left
 from typing import NamedTuple
 
+import msgspec
+
 _KEPT = 4096
 """Maxima; older ones than any running stream needs fall out long before, in anything but a contrived run."""
 
@@ -60,30 +62,21 @@ class StepGaps:
         return self._max_s[at] if at < len(self._max_s) else 0.0
 
 
-class StreamGaps:
+class StreamGaps(msgspec.Struct, eq=False, gc=False):
     """One stream's: between `begin` and `pause` it shares the engine's, the others are told one by one."""
 
-    __slots__ = (
-        "_begun",
-        "_begun_gaps",
-        "_begun_over",
-        "_begun_stalled_s",
-        "_begun_step",
-        "_begun_total_s",
-        "gaps",
-        "over",
-        "stalled_s",
-        "total_s",
-        "worst_s",
-    )
-
-    def __init__(self) -> None:
-        self.gaps = 0
-        self.over = 0
-        self.total_s = 0.0
-        self.stalled_s = 0.0
-        self.worst_s = 0.0
-        self._begun = False
+    gaps: int = 0
+    over: int = 0
+    total_s: float = 0.0
+    stalled_s: float = 0.0
+    worst_s: float = 0.0
+    # what the engine had counted at the beginning, where it shares now
+    _begun: bool = False
+    _begun_step: int = 0
+    _begun_gaps: int = 0
+    _begun_over: int = 0
+    _begun_total_s: float = 0.0
+    _begun_stalled_s: float = 0.0
 
     def own(self, gap_s: float, limits: GapLimits) -> None:
         self.gaps += 1

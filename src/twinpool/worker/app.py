@@ -64,6 +64,7 @@ _CLOSE_S = 5.0  # draining is over by then: what is left is cancelled, and a lon
 def run(settings: WorkerSettings) -> None:
     """Runs a worker until SIGTERM or SIGINT (or the parent's end, see `exit_with_fd`), then ends the process. A
     failed start raises `UserError`."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it serves: nobody waits for a model to be loaded
     if settings.cores and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, settings.cores)  # before llama.cpp makes its threads: they inherit it

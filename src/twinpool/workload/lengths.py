@@ -7,6 +7,9 @@ import msgspec
 
 from twinpool.errors import UserError
 
+_WIDEST = 20
+"""A sigma, of which lengths in the wild have about 1. Far beyond, what is drawn is no float."""
+
 
 class Exactly(msgspec.Struct, frozen=True, tag="exactly", tag_field="drawn", forbid_unknown_fields=True):
     """Always the same."""
@@ -17,6 +20,10 @@ class Exactly(msgspec.Struct, frozen=True, tag="exactly", tag_field="drawn", for
         _check_bounds(self.tokens, self.tokens)
 
     def draw(self, rng: Random) -> int:
+        return self.tokens
+
+    @property
+    def most(self) -> int:
         return self.tokens
 
     @property
@@ -37,7 +44,11 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform", tag_field="drawn", for
         _check_bounds(self.low, self.high)
 
     def draw(self, rng: Random) -> int:
-        return rng.randint(self.low, self.high)
+        return rng.randrange(self.low, self.high + 1)
+
+    @property
+    def most(self) -> int:
+        return self.high
 
     @property
     def mean(self) -> float:
@@ -57,12 +68,16 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="drawn",
 
     def __post_init__(self) -> None:
         _check_bounds(self.low, self.high)
-        if not self.low <= self.median <= self.high or self.sigma < 0:
-            raise UserError("a log-normal length has low <= median <= high and a sigma from 0 on")
+        if not (self.low <= self.median <= self.high and 0 <= self.sigma <= _WIDEST):
+            raise UserError(f"a log-normal length has low <= median <= high and a sigma from 0 to {_WIDEST}")
 
     def draw(self, rng: Random) -> int:
         drawn = round(self.median * exp(rng.gauss(0.0, self.sigma)))
         return min(max(drawn, self.low), self.high)
+
+    @property
+    def most(self) -> int:
+        return self.high
 
     def __str__(self) -> str:
         return f"about {self.median:,} ({self.low:,}-{self.high:,})"

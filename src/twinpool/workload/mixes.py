@@ -48,6 +48,11 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, tag="mix", tag_field="kind"
                 break
         return part.prompt.draw(rng), part.output.draw(rng)
 
+    @property
+    def most_tokens(self) -> int:
+        """Of a prompt or an answer."""
+        return max(max(part.prompt.most, part.output.most) for part in self.parts)
+
     def __str__(self) -> str:
         return "; ".join(f"{part.share:.0%} prompts of {part.prompt} tokens, answers of {part.output}" for part in self.parts)
 
@@ -61,8 +66,13 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True, tag="drift", tag_field="k
 
     def __post_init__(self) -> None:
         times = [at_s for at_s, _ in self.points]
-        if not times or times != sorted(set(times)) or not all(0 <= share <= 1 for _, share in self.points):
+        is_rising = all(before < after for before, after in zip((-inf, *times), (*times, inf), strict=True))
+        if not times or not is_rising or not all(0 <= share <= 1 for _, share in self.points):
             raise UserError("a drift's points are rising seconds with shares between 0 and 1")
+
+    @property
+    def most_tokens(self) -> int:
+        return max(self.start.most_tokens, self.to.most_tokens)
 
     def share_at(self, at_s: float) -> float:
         """Of `to`."""
@@ -87,8 +97,12 @@ class Swing(msgspec.Struct, frozen=True, kw_only=True, tag="swing", tag_field="k
     every_s: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.every_s < inf:
-            raise UserError("a swing has an every_s above 0")
+        if not 1e-3 <= self.every_s < inf:
+            raise UserError("a swing has an every_s of a millisecond at least")
+
+    @property
+    def most_tokens(self) -> int:
+        return max(self.one.most_tokens, self.other.most_tokens)
 
     def draw(self, at_s: float, rng: Random) -> tuple[int, int]:
         return (self.other if int(at_s / self.every_s) % 2 else self.one).draw(at_s, rng)

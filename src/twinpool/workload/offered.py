@@ -5,7 +5,6 @@ a trace's lines ──────► trace() ───┴──► scaled() ─
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from random import Random
 
 import msgspec
@@ -40,7 +39,9 @@ def offered(
     """The requests of the first `duration_s` seconds. Times and lengths draw from streams of their own, so that another rate
     leaves the n-th request as long as it was."""
     of_times, of_lengths = Random(rng.getrandbits(64)), Random(rng.getrandbits(64))  # noqa: S311  # seeded, not secret
-    for at_s in takewhile(lambda at_s: at_s < duration_s, arrivals.times(of_times)):
+    for at_s in arrivals.times(of_times):
+        if at_s >= duration_s:
+            return
         prompt_tokens, output_tokens = traffic.draw(at_s, of_lengths)
         yield Offered(at_s, prompt_tokens, output_tokens, prompt_tokens > long_prompt_tokens)
 

@@ -7,7 +7,7 @@ Both count from their first request. A line that is not what it should be raises
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Annotated
 
@@ -17,6 +17,8 @@ from twinpool.errors import UserError
 from twinpool.workload.offered import LONG_PROMPT_TOKENS, Offered
 
 _AZURE_HEAD = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOST_TOKENS = 1_000_000_000
+"""Of a prompt or an answer: no engine's context is near it, and beyond it a line is broken."""
 
 
 def trace(lines: Iterable[str], *, long_prompt_tokens: int = LONG_PROMPT_TOKENS) -> Iterator[Offered]:
@@ -72,18 +74,20 @@ def _tokens(cell: str) -> int:
     try:
         tokens = int(cell)
     except ValueError:
-        raise ValueError(f"{cell!r} is no number of tokens") from None
+        raise ValueError(f"{cell[:40]!r} is no number of tokens") from None
     if tokens < 0:
-        raise ValueError(f"{tokens} tokens are less than none")
+        raise ValueError(f"{cell[:40]} tokens are less than none")
+    if tokens > _MOST_TOKENS:
+        raise ValueError(f"{cell[:40]} tokens are more than any engine takes")
     return tokens
 
 
 def _seconds(stamp: datetime) -> float:
-    """On a clock whose zero is nobody's business; the traces name no zone, or one and the same."""
-    return (stamp.replace(tzinfo=None) - datetime(2020, 1, 1)).total_seconds()  # noqa: DTZ001
+    """On a clock whose zero is nobody's business. Where no zone is named it is one and the same."""
+    return (stamp.replace(tzinfo=stamp.tzinfo or UTC) - datetime(2020, 1, 1, tzinfo=UTC)).total_seconds()
 
 
-_Tokens = Annotated[int, msgspec.Meta(ge=0)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
 
 
 class _Mooncake(msgspec.Struct):
