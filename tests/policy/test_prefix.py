@@ -70,3 +70,12 @@ def test_where_nothing_was_expected_nothing_is_learnt() -> None:
     known = holding()
     known.told("p1", 0, 0)
     assert known.cached_tokens("p1", A, 10_000) == 1536
+
+
+def test_a_worker_holds_no_more_than_it_has_room_for() -> None:
+    known = Prefixes()
+    known.holds("p1", A, room_tokens=3 * 512 + 100)
+    assert known.cached_tokens("p1", A, 10_000) == 3 * 512
+    known.holds("p1", (9,), room_tokens=512)
+    assert known.cached_tokens("p1", A, 10_000) == 0
+    assert known.cached_tokens("p1", (9,), 10_000) == 512

@@ -131,6 +131,19 @@ def test_who_holds_the_beginning_reads_less() -> None:
     assert made.decisions[-1].cached_tokens == 7 * 512
 
 
+def test_a_beginning_that_one_worker_holds_is_no_load_there() -> None:
+    """All of it on the one that has read it before: only what is new counts as waiting."""
+    made = stage("p1", "d1")
+    shared = RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=16_000, prefix=tuple(range(7)))
+    made.arrives("a", shared)
+    assert went(made) == (Choice.COLOCATED, Why.DECODE_SOONER, None, "d1")
+    made.first_token("a")
+    made.arrives("b", shared)
+    assert went(made) == (Choice.COLOCATED, Why.DECODE_SOONER, None, "d1")
+    assert made.decisions[-1].cached_tokens == 7 * 512
+    assert made.controller.cluster["d1"].prefill_tokens == 4000 - 7 * 512
+
+
 def test_a_popular_beginning_does_not_pin_one_worker() -> None:
     made = stage("p1", "p2", "p3", "d1")
     shared = RequestFacts(model="m", endpoint="chat", stream=True, prompt_chars=8_000, prefix=(1,))

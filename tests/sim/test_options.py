@@ -29,7 +29,7 @@ def test_rows_begin_where_the_best_one_should_be() -> None:
     together = rows[Way.COLOCATED]
     first = together.options[together.first][0].budget_tokens
     assert first == 384  # 10 ms for those that write, and 0.1 ms for each token of a chunk: just under 50 ms
-    assert {option.budget_tokens for option, _ in rows[Way.BALANCED].options} == {384, 4096}
+    assert {option.budget_tokens for option, _ in bounds.balanced(pools, 384).options} == {384, 4096}
 
 
 @pytest.mark.parametrize(

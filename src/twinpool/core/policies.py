@@ -94,7 +94,12 @@ class Learner(Protocol):
     def read(self, kind: str, seen: ReadingSeen) -> None: ...
     def wrote(self, kind: str, seen: WritingSeen, steps: int) -> None: ...
     def handed_over(self, kind: str, tokens: int, seconds: float) -> None: ...
-    def holds(self, worker: str, prefix: tuple[int, ...]) -> None: ...
+    def holds(self, worker: str, prefix: tuple[int, ...], room_tokens: float | None) -> None:
+        """It has this beginning of a prompt, and so much room for KV beside what runs there; None where that is not known."""
+
+    def reused(self, unread: int, cached: int) -> None:
+        """Of a prompt that others may share, so many tokens were read, and so many need not be."""
+
     def held(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
         """Tokens of a prompt with this beginning that it should hold, by what it was given to read alone."""
 

@@ -3,7 +3,7 @@
 from twinpool.core import commands as do
 from twinpool.core import events as on
 from twinpool.core.books import Books
-from twinpool.core.cluster import LegKey
+from twinpool.core.cluster import LegKey, Worker
 from twinpool.core.decisions import Why
 from twinpool.core.dispatching import dispatch, hand_off, refuse_if_late, send_canaries
 from twinpool.core.endings import cancel_legs, end, fail, refuse, release, resume, retry
@@ -106,6 +106,8 @@ def first_token_arrived(books: Books, event: on.FirstTokenArrived, out: list[do.
         dispatch(books, event.at, out)
     elif _DECODE in request.out:
         request.mark = books.cluster.begun(request.key(_DECODE))
+        if request.facts.prefix and request.decode is not None:
+            _holds(books, request, books.cluster.get(request.decode.worker))  # what was handed over to it
 
 
 def request_finished(books: Books, event: on.RequestFinished, out: list[do.Command]) -> None:
@@ -260,9 +262,18 @@ def _prompt_read(books: Books, request: Request, key: LegKey, tokens: int, cache
     if request.facts.prefix:
         learner, name = books.policies.learner, worker.facts.worker
         request.held_tokens = learner.held(name, request.facts.prefix, request.prompt_tokens)
-        learner.holds(name, request.facts.prefix)
+        _holds(books, request, worker)
+        learner.reused(tokens, cached)
     if seen is not None:
         books.policies.learner.read(worker.kind, seen)
+
+
+def _holds(books: Books, request: Request, worker: Worker | None) -> None:
+    if worker is None:
+        return
+    capacity = worker.facts.kv_capacity_tokens
+    room = None if capacity is None else capacity - worker.kv_tokens
+    books.policies.learner.holds(worker.facts.worker, request.facts.prefix, room)
 
 
 def _told_cached(books: Books, request: Request, cached_tokens: int) -> None:

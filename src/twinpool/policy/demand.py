@@ -13,6 +13,7 @@ from twinpool.policy.capacity import Asked
 
 _OUTPUT_TOKENS = 200.0  # before any answer has ended
 _OUTPUT_RATE = 0.02  # the mean of about the last 50 answers of the class
+_READ_RATE = 0.02  # the same, of prompts with a beginning that others may share
 _MEMORY_S = 6.0
 
 
@@ -24,6 +25,9 @@ class DemandRecord(msgspec.Struct):
     output_tokens: list[float]
     began: float | None
     answers: list[int]
+    of_prompts: list[list[float]] = msgspec.field(default_factory=lambda: [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    """By class, of prompts with a beginning that others may share: tokens, those that had to be read, and the same for the
+    pairs that are attended to."""
 
 
 class Demand:
@@ -51,6 +55,13 @@ class Demand:
         now.prompt_tokens[of] += prompt_tokens
         now.square_tokens[of] += prompt_tokens * prompt_tokens
 
+    def reused(self, unread: int, cached: int) -> None:
+        """One that others may share was read: so much of it anew."""
+        tokens = unread + cached
+        sums = self._now.of_prompts[tokens > self._border]
+        for n, value in enumerate((tokens, unread, tokens * tokens, unread * (unread + 2 * cached))):
+            sums[n] += value - _READ_RATE * sums[n]
+
     def finished(self, usage: Usage) -> None:
         of = int(usage.prompt_tokens > self._border)
         usual = self._now.output_tokens
@@ -67,21 +78,24 @@ class Demand:
         return at - self._now.began if self._now.began is not None else 0.0
 
     def asked(self, at: float) -> Asked:
-        """A second, by what arrived lately and how long answers are."""
+        """A second, by what arrived lately, how much of it workers hold already, and how long answers are."""
         self._fade(at)
         now = self._now
         seen_s = self.seen_s(at)
         span_s = _MEMORY_S * (1.0 - exp(-seen_s / _MEMORY_S)) if seen_s > 0 else _MEMORY_S
         (short, long), (short_tokens, long_tokens) = now.rate, now.prompt_tokens
-        requests, tokens = short + long, short_tokens + long_tokens
+        requests = short + long
         writes = fsum(rate * output for rate, output in zip(now.rate, now.output_tokens, strict=True))
         written_at = fsum(
             output * (of_prompts + rate * output / 2)
             for rate, of_prompts, output in zip(now.rate, now.prompt_tokens, now.output_tokens, strict=True)
         )
+        (short_ratio, short_pairs), (long_ratio, long_pairs) = map(_to_read, now.of_prompts)
+        short_tokens, long_tokens = short_tokens * short_ratio, long_tokens * long_ratio
+        tokens = short_tokens + long_tokens
         return Asked(
             reads=tokens / span_s,
-            squares=fsum(now.square_tokens) / span_s,
+            squares=(now.square_tokens[0] * short_pairs + now.square_tokens[1] * long_pairs) / span_s,
             writes=writes / span_s,
             context=written_at / writes if writes else 1.0,
             requests=requests / span_s,
@@ -109,3 +123,9 @@ class Demand:
 
     def recall(self, record: DemandRecord) -> None:
         self._now = record
+
+
+def _to_read(sums: list[float]) -> tuple[float, float]:
+    """Of a class's tokens and pairs, the share that is read anew: all, where nothing is shared."""
+    tokens, unread, squares, pairs = sums
+    return (unread / tokens, pairs / squares) if tokens else (1.0, 1.0)

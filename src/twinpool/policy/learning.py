@@ -69,8 +69,11 @@ class Learning:
         if self._learns:
             self.costs.handed_over(kind, tokens, seconds)
 
-    def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
-        self.prefixes.holds(worker, prefix)
+    def holds(self, worker: str, prefix: tuple[int, ...], room_tokens: float | None) -> None:
+        self.prefixes.holds(worker, prefix, room_tokens)
+
+    def reused(self, unread: int, cached: int) -> None:
+        self.demand.reused(unread, cached)
 
     def held(self, worker: str, prefix: tuple[int, ...], prompt_tokens: int) -> int:
         return self.prefixes.held_tokens(worker, prefix, prompt_tokens)

@@ -11,7 +11,7 @@ import msgspec
 
 from twinpool.core.model import PREFIX_BLOCK_TOKENS
 
-_BLOCKS_KEPT = 8192  # a worker: 4 million tokens of prompts, more than an engine has room for
+_BLOCKS_KEPT = 8192  # of a worker whose room nobody tells: 4 million tokens of prompts
 _BLOCKS_READ = 64  # of one prompt: 32,000 tokens that are shared are as good as all
 _TOLD_RATE = 0.1  # the mean of about the last ten guesses
 
@@ -26,12 +26,14 @@ class Prefixes:
         self._held: dict[str, OrderedDict[int, None]] = {}
         self._came_true: dict[str, float] = {}  # by worker: the share of what it was thought to hold that it did
 
-    def holds(self, worker: str, prefix: tuple[int, ...]) -> None:
+    def holds(self, worker: str, prefix: tuple[int, ...], room_tokens: float | None = None) -> None:
+        """It has read this, and has room for so many tokens beside what runs there; None where that is not known."""
+        most = _BLOCKS_KEPT if room_tokens is None else min(_BLOCKS_KEPT, max(0, int(room_tokens // PREFIX_BLOCK_TOKENS)))
         held = self._held.setdefault(worker, OrderedDict())
         for block in prefix[:_BLOCKS_READ]:
             held[block] = None
             held.move_to_end(block)
-        while len(held) > _BLOCKS_KEPT:
+        while len(held) > most:
             held.popitem(last=False)
 
     def told(self, worker: str, held_tokens: int, cached_tokens: int) -> None:

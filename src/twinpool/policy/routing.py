@@ -71,6 +71,7 @@ def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
         whole: Whole | None = None
         on_prefill: Whole | None = None
         has_prefill = has_decode = False
+        is_better = _is_sooner if is_one_pool else _keeps_more
         name: str | None = None
         for worker in workers:
             if worker.kind != name:  # those of one kind mostly come one after the other
@@ -118,7 +119,7 @@ def least_cost(rules: Routing, learning: Learning, simple: Route) -> Route:
                 continue
             cached = prefixes.cached_tokens(worker.facts.worker, facts.prefix, tokens) if facts.prefix else 0
             candidate = _whole(worker, kind, at, tokens - cached, cached, tokens, answer)
-            if candidate is not None and (whole is None or _is_better(candidate, whole)):
+            if candidate is not None and (whole is None or is_better(candidate, whole)):
                 whole = candidate
         if is_one_pool or not (has_prefill and has_decode):
             if has_prefill and not is_one_pool and whole is None:
@@ -211,10 +212,15 @@ def _reads_on(worker: WorkerView, kind: KindCosts) -> bool:
     return kind.step(1, 0, worker.facts.budget_tokens or _BUDGET) <= kind.limit_s
 
 
-def _is_better(one: Whole, other: Whole) -> bool:
+def _keeps_more(one: Whole, other: Whole) -> bool:
     """Who keeps the objective comes first; among equals the first by id stays."""
     if one.keeps_itl is not other.keeps_itl:
         return one.keeps_itl
+    return one.ttft_s < other.ttft_s
+
+
+def _is_sooner(one: Whole, other: Whole) -> bool:
+    """In one pool the budget sees to the objective, whoever takes the prompt."""
     return one.ttft_s < other.ttft_s
 
 

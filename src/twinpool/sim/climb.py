@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from twinpool.sim.goodput import ATTAINMENT_RATIO, highest_scale
-from twinpool.sim.run import Run
+from twinpool.sim.goodput import ATTAINMENT_RATIO, Attained, highest_scale
 
-Play = Callable[[float], Run]
+Play = Callable[[float], Attained]
 """One option's, at so many requests a second."""
 
 RESOLUTION = 0.02
@@ -47,9 +46,9 @@ class _Played:
 
     def __init__(self, play: Play) -> None:
         self._play = play
-        self._runs: dict[float, Run] = {}
+        self._runs: dict[float, Attained] = {}
 
-    def at(self, rate: float) -> Run:
+    def at(self, rate: float) -> Attained:
         if rate not in self._runs:
             self._runs[rate] = self._play(rate)
         return self._runs[rate]

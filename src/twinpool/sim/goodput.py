@@ -5,37 +5,45 @@ nothing but the rate. A run that cannot reach the wanted share any more is given
 
 from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
-
-from twinpool.sim.run import Run
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 ATTAINMENT_RATIO = 0.9
 RESOLUTION = 0.01
 
 
-class Found(NamedTuple):
+class Attained(Protocol):
+    """What a search must know of a run."""
+
+    @property
+    def attainment_ratio(self) -> float: ...
+
+
+R = TypeVar("R", bound=Attained)
+
+
+class Found(NamedTuple, Generic[R]):
     """`scale` times the traffic's own rate is carried; `run` is the run at that scale, None where not even the lowest is."""
 
     scale: float
-    run: Run | None
+    run: R | None
     runs: int
 
 
 def highest_scale(
-    play: Callable[[float], Run],
+    play: Callable[[float], R],
     low: float,
     high: float,
     *,
     attainment: float = ATTAINMENT_RATIO,
     resolution: float = RESOLUTION,
     most: float = inf,
-) -> Found:
+) -> Found[R]:
     """Between `low` and `high`, to within `resolution` of itself, for one sample of traffic. Attainment is taken to fall with
     the rate, which it does but for noise. A `high` that is carried is gone beyond, up to `most`: requests that are all served
     before the objective for the first token ends are carried at any rate."""
     high = min(high, most)
     runs = 0
-    best: Run | None = None
+    best: R | None = None
     carried = 0.0
 
     def carries(scale: float) -> bool:

@@ -31,7 +31,7 @@ COLOCATED_BUDGETS = (128, 192, 256, 384, 512, 640, 768, 1024, 1536, 2048, 4096, 
 
 POOL_BUDGET = 4096
 """Of the engines of two pools: one for both roles, as engines have it. A prefill worker is worse off with less, and a decode
-worker does not use it. Balanced pools are tried with this one, and with the one that lets decode workers read prompts too."""
+worker does not use it."""
 
 ANY_BUDGET = 8192
 """Beyond it a step gains nothing more."""
@@ -102,20 +102,25 @@ class Bounds:
         return least_ttft_s(requests, self._cost, share)
 
     def rows(self) -> dict[Way, Row]:
+        """Of the ways whose options are known beforehand."""
         workers = self._fleet.workers
         near = self._budget_that_keeps_itl()
         splits = [Option(Way.POOLS, n, workers - n, 0, POOL_BUDGET) for n in range(1, workers)]
         pools = [(option, self.of(option)) for option in splits]
         best = max(range(len(pools)), key=lambda n: pools[n][1])
-        prefill, decode = splits[best].prefill, splits[best].decode
         together = [Option(Way.COLOCATED, 0, 0, workers, budget) for budget in COLOCATED_BUDGETS]
-        budgets = sorted({min(near, POOL_BUDGET), POOL_BUDGET})
-        moving = [Option(Way.BALANCED, prefill, decode, 0, budget) for budget in budgets]
         return {
             Way.COLOCATED: Row([(option, self.of(option)) for option in together], COLOCATED_BUDGETS.index(near)),
             Way.POOLS: Row(pools, best),
-            Way.BALANCED: Row([(option, self.of(option)) for option in moving], len(moving) - 1),
         }
+
+    def balanced(self, pools: Row, colocated_budget_tokens: int) -> Row:
+        """From the split whose bound is best. With the pools' budget, and with the one that was best for colocated: where
+        everybody doing everything carries most, the law does that."""
+        start, _ = pools.options[pools.first]
+        budgets = sorted({colocated_budget_tokens, POOL_BUDGET})
+        moving = [start._replace(way=Way.BALANCED, budget_tokens=budget) for budget in budgets]
+        return Row([(option, self.of(option)) for option in moving], len(moving) - 1)
 
     def _of_all(self, budget_tokens: int) -> float:
         return capacity_req_s(self._demand, [(self._fleet.workers, self._steps(budget_tokens))])

@@ -91,7 +91,7 @@ def plan(
     any_policy = bounds.any_policy()
     least_ttft_s = bounds.least_ttft_s(first.requests, ATTAINMENT_RATIO)
     if any_policy and least_ttft_s <= fleet.objectives.slo_ttft_s:
-        planned = _play_all(bounds.rows(), fleet, first, demand.prompt_tokens, executor)
+        planned = _play_all(bounds, fleet, first, demand.prompt_tokens, executor)
         planned.sort(key=_by_what_it_carries)
         best = {way: each for way in Way if (each := _best(planned, way)) is not None}
         margin, uncertainty = _margin(best, fleet, second, any_policy)
@@ -118,15 +118,14 @@ def plan(
     )
 
 
-def _play_all(
-    rows: dict[Way, Row], fleet: Fleet, sample: Sample, prompt_tokens: float, executor: Executor | None
-) -> list[Planned]:
-    """Colocated first: how near it comes to its bound shows where to look for the others."""
+def _play_all(bounds: Bounds, fleet: Fleet, sample: Sample, prompt_tokens: float, executor: Executor | None) -> list[Planned]:
+    """Colocated first: how near it comes to its bound shows where to look for the others, and its budget is one for the law."""
+    rows = bounds.rows()
     submit = _at_once if executor is None else executor.submit
     planned = submit(_best_of, rows[Way.COLOCATED], fleet, sample, prompt_tokens, LIKELY).result()
     carried = max(planned, key=lambda each: each.capacity_req_s or 0.0)
     likely = 0.97 * carried.capacity_req_s / carried.bound_req_s if carried.capacity_req_s else LIKELY
-    others = [rows[way] for way in Way if way is not Way.COLOCATED]
+    others = [rows[Way.POOLS], bounds.balanced(rows[Way.POOLS], carried.option().budget_tokens)]
     asked = [submit(_best_of, row, fleet, sample, prompt_tokens, likely) for row in others]
     return planned + [each for done in asked for each in done.result()]
 
