@@ -156,6 +156,11 @@ def test_where_a_token_is_wanted_the_page_asks_for_it(tmp_path: Path, browser: B
                 page.keyboard.press("Enter")
             assert answered.value.status == 401
             expect(field).to_be_visible()
+            page.keyboard.type("no header can have \u2192")
+            page.keyboard.press("Enter")
+            expect(field).to_have_value("")
+            page.reload()
+            expect(field).to_be_focused(timeout=PATIENCE_MS)
             page.keyboard.type("0123456789abcdef")
             page.keyboard.press("Enter")
             looked(page)

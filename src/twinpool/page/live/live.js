@@ -20,6 +20,7 @@ class Unauthorized extends Error {}
 
 async function ask(path) {
   const token = sessionStorage.getItem(TOKEN);
+  if (token && !/^[!-~]+$/.test(token)) throw new Unauthorized(); // no header can have it, and fetch would fail as if nobody answered
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const answer = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
   if (answer.status === 401) throw new Unauthorized();
