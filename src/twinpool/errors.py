@@ -45,6 +45,7 @@ class Reason(StrEnum):
     HANDLE_FOREIGN = "handle_foreign"
     HANDLE_FORGED = "handle_forged"
     QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
     WOULD_BE_LATE = "would_be_late"
     NO_WORKER = "no_worker"
     DRAINING = "draining"

@@ -281,7 +281,7 @@ def test_being_busy_is_no_strike_and_costs_no_new_wait() -> None:
         stage.fails("r", Leg.WHOLE, F.BUSY, status=429)
         assert stage.waits(1) == [SendWhole(request="r", attempt=attempt, worker="c1")]
     stage.fails("r", Leg.WHOLE, F.BUSY, status=429)
-    assert stage.waits(1) == [FailRequest(request="r", status=503, reason=Reason.QUEUE_FULL, retry_after_s=5)]
+    assert stage.waits(1) == [FailRequest(request="r", status=503, reason=Reason.QUEUE_TIMEOUT, retry_after_s=5)]
 
 
 def test_a_busy_decode_costs_the_handle() -> None:

@@ -11,7 +11,7 @@ from twinpool.core.model import Failure, Leg
 from twinpool.errors import Reason
 
 FULL = {"status": 429, "reason": Reason.QUEUE_FULL, "retry_after_s": 1}
-TOO_LONG = {"status": 503, "reason": Reason.QUEUE_FULL, "retry_after_s": 5}
+TOO_LONG = {"status": 503, "reason": Reason.QUEUE_TIMEOUT, "retry_after_s": 5}
 NO_WORKER = {"status": 503, "reason": Reason.NO_WORKER, "retry_after_s": 5}
 DRAINING = {"status": 503, "reason": Reason.DRAINING, "retry_after_s": 5}
 

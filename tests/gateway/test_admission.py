@@ -101,7 +101,8 @@ async def test_a_wait_ends_at_its_deadline() -> None:
         began = monotonic()
         answer = await h.chat("n2")
         assert 0.18 < monotonic() - began < 0.5
-        assert (answer.status, answer.error["code"]) == (503, "queue_full")
+        assert (answer.status, answer.error["code"]) == (503, "queue_timeout")
+        assert "waited too long" in answer.error["message"]
         assert int(answer.headers["retry-after"]) > 0
         let_go(h.c.script)
         assert (await running).text == told("n1")

@@ -102,7 +102,7 @@ async def test_workers_that_stay_at_their_limit_are_a_503_with_retry_after(strea
         for engine in h.colocated:
             engine.script.on_request = lambda recorded: Reply.error(429)
         answer = await h.chat(stream=stream)
-        assert (answer.status, answer.error["code"]) == (503, "queue_full")
+        assert (answer.status, answer.error["code"]) == (503, "queue_timeout")
         assert int(answer.headers["retry-after"]) > 0
         assert await h.outcomes() == {"refused": 1}
 

@@ -16,7 +16,7 @@ _REFUSALS: dict[Why, tuple[int, Reason, int | None]] = {
     Why.QUEUE_FULL: (429, Reason.QUEUE_FULL, 1),
     Why.LATE: (429, Reason.WOULD_BE_LATE, 1),
     Why.DRAINING: (503, Reason.DRAINING, 5),
-    Why.QUEUE_TIMEOUT: (503, Reason.QUEUE_FULL, 5),
+    Why.QUEUE_TIMEOUT: (503, Reason.QUEUE_TIMEOUT, 5),
     Why.NO_WORKER: (503, Reason.NO_WORKER, 5),
 }
 """What the client gets for each refusal: status, reason, Retry-After in seconds."""

@@ -40,6 +40,7 @@ from twinpool.measure.timeline import Timeline
 
 _MESSAGES = {
     Reason.QUEUE_FULL: "the service is at its limit; try again later",
+    Reason.QUEUE_TIMEOUT: "the request waited too long for a worker with room; try again later",
     Reason.WOULD_BE_LATE: "the answer would begin too late; try another or again later",
     Reason.DRAINING: "the service is ending; try another or again later",
     Reason.NO_WORKER: "no worker serves this model now; try again later",
@@ -48,7 +49,7 @@ _MESSAGES = {
     Reason.DEADLINE_EXCEEDED: "no engine answered in time",
 }
 
-_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.WOULD_BE_LATE, Reason.NO_WORKER, Reason.DRAINING})
+_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.WOULD_BE_LATE, Reason.NO_WORKER, Reason.DRAINING})
 """Ends of requests that no engine was given, or none had room for."""
 
 _KINDS = {429: "overloaded_error", 502: "upstream_error", 503: "unavailable_error", 504: "timeout_error"}

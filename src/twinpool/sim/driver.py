@@ -24,7 +24,7 @@ from twinpool.sim.sequence import Place, Sequence
 from twinpool.workload.offered import Offered
 
 _CANARY_S = 0.1
-_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.WOULD_BE_LATE, Reason.NO_WORKER, Reason.DRAINING})
+_REFUSALS = frozenset({Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.WOULD_BE_LATE, Reason.NO_WORKER, Reason.DRAINING})
 
 
 # members under names of this module: through its class each takes 0.2 µs on Python 3.11, several dozen times a request
