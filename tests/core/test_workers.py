@@ -17,7 +17,7 @@ from twinpool.core.commands import (
 )
 from twinpool.core.decisions import Why
 from twinpool.core.lifecycle import HandleState, WorkerState
-from twinpool.core.model import Dialect, Failure, Leg, Role
+from twinpool.core.model import Dialect, Failure, Leg, Role, kind_of
 from twinpool.errors import Reason
 
 
@@ -354,3 +354,8 @@ def test_facts_that_a_probe_learns_later_are_used() -> None:
     stage.arrives("r1")
     assert stage.arrives("r2") == []
     assert stage.joins(worker("c1", slots=2)) == [whole("r2", "c1")]
+
+
+def test_a_kind_names_what_is_known_of_it_and_no_more() -> None:
+    assert kind_of(worker("d1")) == "scripted m tp1"
+    assert kind_of(worker("d1", budget_tokens=2048, kv_capacity_tokens=131_072)) == "scripted m tp1 budget 2048 kv 1.3e+05"

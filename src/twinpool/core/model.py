@@ -92,10 +92,11 @@ class WorkerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def kind_of(facts: WorkerFacts) -> str:
     """Workers of one kind take the same time for the same work. Room for KV is told to two digits: it differs a little from
-    start to start."""
+    start to start. What is not known is left out."""
     models = " ".join(model for model in facts.models if model not in facts.loras)
-    room = None if facts.kv_capacity_tokens is None else f"{facts.kv_capacity_tokens:.1e}"
-    return f"{facts.engine} {models} tp{facts.tensor_parallel} budget {facts.budget_tokens} kv {room}"
+    budget = "" if facts.budget_tokens is None else f" budget {facts.budget_tokens}"
+    room = "" if facts.kv_capacity_tokens is None else f" kv {facts.kv_capacity_tokens:.1e}"
+    return f"{facts.engine} {models} tp{facts.tensor_parallel}{budget}{room}"
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
