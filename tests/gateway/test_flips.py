@@ -115,3 +115,11 @@ async def test_letting_go_of_what_nobody_chose_changes_nothing() -> None:
         assert not (await let_go(h, "p0"))["held"]
         assert roles(h) == {"p0": "prefill", "d0": "decode"}
         assert await h.metric("twinpool_role_changes_total") == 0
+
+
+async def test_letting_go_of_a_role_is_no_change_of_it() -> None:
+    async with house(prefill=1, decode=1, allowed_roles=POOLS) as h:
+        assert (await set_role(h, "p0", "decode"))["held"]
+        assert not (await let_go(h, "p0"))["held"]
+        assert await h.metric("twinpool_role_changes_total") == 1
+        assert [change["why"] for change in (await h.get(f"{h.admin_url}/admin/state")).json()["role_changes"]] == ["manual"]

@@ -52,7 +52,7 @@ def play(
 
 def flips(run: Run) -> list[tuple[float, Role]]:
     """What balance changed, and when."""
-    return [(at, role) for at, _, role, why in run.role_changes if why not in ("manual", "released")]
+    return [(at, role) for at, _, role, why in run.role_changes if why != "manual"]
 
 
 def split_after(run: Run, prefill: int) -> int:

@@ -162,7 +162,7 @@ def _balance(state: Mapping[str, Any]) -> Iterator[str]:
         yield f"Balance ({escape(balance['mode'])}): {escape(balance['words'])}"
         for found in reversed(balance["recent"]):
             yield f"[dim]  {age(found['age_s'])} ago: {escape(found['words'])}[/]"
-    by_hand = [change for change in state.get("role_changes", ()) if change["why"] in ("manual", "released")]
+    by_hand = [change for change in state.get("role_changes", ()) if change["why"] == "manual"]
     if by_hand:
         yield "Roles given by hand:"
     for change in reversed(by_hand):

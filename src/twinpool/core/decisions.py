@@ -54,7 +54,6 @@ class WhyBalance(StrEnum):
     """The reasons for a role, and for leaving roles as they are."""
 
     MANUAL = "manual"  # a person asked
-    RELEASED = "released"  # a person let go of the role they had asked for
     PREFILL_SHORT = "prefill_short"  # prompts are more than their pool can read
     DECODE_SHORT = "decode_short"  # answers are more than their pool can write
     POOL_EMPTY = "pool_empty"  # nobody was left in a pool

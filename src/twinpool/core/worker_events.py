@@ -110,9 +110,8 @@ def role_asked(books: Books, event: on.RoleAsked, out: list[do.Command]) -> None
 
 def role_released(books: Books, event: on.RoleReleased, out: list[do.Command]) -> None:
     worker = books.cluster.get(event.worker)
-    if worker is not None and worker.is_held:
+    if worker is not None:
         worker.is_held = False
-        out.append(do.RecordRole(worker=event.worker, role=worker.role, reason=WhyBalance.RELEASED))
 
 
 def load_reported(books: Books, event: on.LoadReported, out: list[do.Command]) -> None:

@@ -15,7 +15,6 @@ _KEPT = 100
 
 BECAUSE = {
     WhyBalance.MANUAL: "a person asked for it",
-    WhyBalance.RELEASED: "the person let go of the role",
     WhyBalance.PREFILL_SHORT: "prompts are more than their pool can read",
     WhyBalance.DECODE_SHORT: "answers are more than their pool can write",
     WhyBalance.POOL_EMPTY: "nobody was left in that pool",

@@ -5,7 +5,6 @@ from time import monotonic
 from typing import Any
 
 from twinpool.core.commands import RecordRole
-from twinpool.core.decisions import WhyBalance
 from twinpool.gateway.balance_state import BECAUSE
 
 _KEPT = 100
@@ -40,6 +39,4 @@ class RoleChanges:
 
 
 def _words(change: RecordRole) -> str:
-    if change.reason is WhyBalance.RELEASED:
-        return f"{change.worker} may move again, because {BECAUSE[change.reason]}"
     return f"{change.worker} moved to {change.role}, because {BECAUSE[change.reason]}"
