@@ -35,3 +35,14 @@ async def test_long_requests_make_the_first_indicator_and_what_is_not_seen_has_n
         ttft = await h.metric("twinpool_indicator_ttft_long_seconds")
         assert ttft == pytest.approx(await h.metric("twinpool_ttft_seconds_sum", length_class="long"))
         assert ttft >= 0.2
+
+
+async def test_the_ttft_of_the_last_minutes_is_told_by_length_class() -> None:
+    async with house(prefill=1, decode=1) as h:
+        none = {"requests": 0, "mean_s": None}
+        assert (await h.get(f"{h.admin_url}/admin/state")).json()["ttft_lately"] == {"short": none, "long": none}
+        for _ in range(2):
+            await h.chat("short", stream=True)
+        lately = (await h.get(f"{h.admin_url}/admin/state")).json()["ttft_lately"]
+        ttft_s = await h.metric("twinpool_ttft_seconds_sum", length_class="short")
+        assert lately == {"short": {"requests": 2, "mean_s": pytest.approx(ttft_s / 2)}, "long": none}

@@ -11,6 +11,10 @@ from twinpool.core.decisions import WhyBalance
 _MOST_LOST_SHARE = 0.05
 """Of the requests of the last minutes: what is more than a few is no accident."""
 _FEWEST_LOST = 3
+_FEWEST_LATE = 5
+_FAR_OVER = 2.0
+"""Times the objective: what the mean TTFT of a class may be for some minutes."""
+_FEWEST_WORKERS = 2
 _MOST_WAITING = 2
 """Requests that wait, for each worker: so many are read and written soon."""
 _SHOWN = 8
@@ -27,7 +31,14 @@ class Finding(msgspec.Struct, frozen=True):
 def judge_health(state: Mapping[str, Any]) -> dict[str, Any]:
     """`state` is that of `/admin/state`, all but for this. JSON-ready: tone (good, warn, bad), one sentence, and the
     findings, the worst first."""
-    found = [*_capacity(state), *_lost(state), *_slow(state), *_workers(state["workers"]), *_handoffs(state), *_idle(state)]
+    crowded = [*_capacity(state), *_lost(state), *_late(state)]
+    found = [
+        *crowded,
+        *_hopeless(state),
+        *_workers(state["workers"]),
+        *_handoffs(state),
+        *_idle(state, is_crowded=bool(crowded)),
+    ]
     found.sort(key=lambda finding: finding.tone)  # "bad" comes before "warn", and else the order stays
     tone = found[0].tone if found else "good"
     return {"tone": tone, "words": _sentence(state, found), "findings": msgspec.to_builtins(found[:_SHOWN])}
@@ -71,24 +82,39 @@ def _were(outcome: str) -> str:
     return "failed" if outcome == "failed" else "were refused"
 
 
-def _slow(state: Mapping[str, Any]) -> Iterator[Finding]:
-    indicators, balance = state["indicators"], state["balance"]
-    if indicators["verdicts"][0] == "fail":
+def _late(state: Mapping[str, Any]) -> Iterator[Finding]:
+    """By the indicator, over an hour and of long requests; and far over the objective in the last minutes, of any."""
+    indicators, objective_s = state["indicators"], state["indicators"]["limits"]["ttft_long_s"]
+    is_long_told = indicators["verdicts"][0] == "fail"
+    if is_long_told:
         yield Finding("bad", indicators["reasons"][0], _more_workers(state))
+    for length_class, seen in state["ttft_lately"].items():
+        if length_class == "long" and is_long_told:
+            continue
+        if seen["requests"] >= _FEWEST_LATE and seen["mean_s"] > _FAR_OVER * objective_s:
+            words = (
+                f"TTFT of {seen['requests']} {length_class} requests of the last five minutes: mean {seen['mean_s']:.2f} s, "
+                f"far over --slo-ttft ({objective_s:g} s)"
+            )
+            yield Finding("bad", words, _more_workers(state))
+
+
+def _hopeless(state: Mapping[str, Any]) -> Iterator[Finding]:
+    balance = state["balance"]
     if balance and balance.get("why") == WhyBalance.HOPELESS:
         yield Finding(
             "warn",
             "a step of the engine alone takes longer than --slo-itl",
-            "a smaller budget of tokens a step, or an objective that this model can keep",
+            "a faster engine, fewer sequences on each, or an objective that this model can keep",
         )
 
 
 def _more_workers(state: Mapping[str, Any]) -> str:
     if not state["balance"]:
         return "add workers, or let them change pool by themselves with --balance auto"
-    if state["balance"]["mode"] == "advise":
-        return f"add workers; balance says: {state['balance']['words']}"
-    return "add workers: the pools are balanced already"
+    if state["balance"].get("why") == WhyBalance.GOOD:
+        return "add workers: the pools are balanced already"
+    return f"add workers; balance says: {state['balance']['words']}"
 
 
 def _workers(workers: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -126,7 +152,13 @@ def _why_no_pair(state: Mapping[str, Any]) -> str:
     return obstacles[0] if obstacles else "see the pairs in twinpool status"
 
 
-def _idle(state: Mapping[str, Any]) -> Iterator[Finding]:
+def _idle(state: Mapping[str, Any], *, is_crowded: bool) -> Iterator[Finding]:
+    """Fewer workers are no help where somebody waits, was refused or late, and one of each pool is the least."""
     indicators = state["indicators"]
     if indicators["verdicts"][1] == "fail":
-        yield Finding("warn", indicators["reasons"][1], "fewer workers would carry this traffic")
+        is_crowded = is_crowded or bool(state["requests"]["waiting"] or state["ended_lately"].get("refused"))
+        ready = sum(worker["state"] == "ready" for worker in state["workers"])
+        is_more_than_enough = ready > _FEWEST_WORKERS and not is_crowded
+        yield Finding(
+            "warn", indicators["reasons"][1], "fewer workers would carry this traffic" if is_more_than_enough else None
+        )

@@ -110,6 +110,19 @@ class ServiceIndicators(Collector):
         past, now, _ = self._live.windows(monotonic(), int(LATELY_S / WINDOW_S))
         return dict(sum((window.ended for window in past), now.ended))
 
+    def ttft_lately(self) -> dict[str, dict[str, Any]]:
+        """By length class: how many first tokens of the requests that ended in the last `LATELY_S`, and their mean in seconds
+        (None without any)."""
+        past, now, _ = self._live.windows(monotonic(), int(LATELY_S / WINDOW_S))
+        windows = [*past, now]
+        sums = {
+            "short": (sum(each.short_ttft_s for each in windows), sum(each.short_answered for each in windows)),
+            "long": (sum(each.long_ttft_s for each in windows), sum(each.long_answered for each in windows)),
+        }
+        return {
+            name: {"requests": count, "mean_s": total_s / count if count else None} for name, (total_s, count) in sums.items()
+        }
+
     def history(self) -> dict[str, Any]:
         """For `/admin/history`."""
         self._know_workers(monotonic(), is_asked=True)

@@ -38,6 +38,7 @@ def describe(driver: Driver, membership: Membership, *, url: str, started_at: fl
         "error_ratio": {"prompt_tokens": controller.prompt_length_error(), "costs": controller.cost_errors()},
         "indicators": indicators.now(),
         "ended_lately": indicators.ended_lately(),
+        "ttft_lately": indicators.ttft_lately(),
         "role_changes": driver.role_changes.recent(_BALANCES_SHOWN),
         "requests": {"live": controller.live_requests, "waiting": controller.waiting_requests()},
         "handles": {str(state): count for state, count in controller.handles_by_state().items()},
