@@ -139,6 +139,15 @@ async def test_a_change_of_role_is_told_with_its_reason_and_a_person_s_is_marked
         assert (await admin(h, "GET", "/admin/decisions")).json()["role_changes"][0]["words"] == change["words"]
 
 
+async def test_the_first_token_of_one_that_waited_is_told_from_its_arrival() -> None:
+    async with house(colocated=Script(slots=1, prefill_s_per_token=0.02)) as h:
+        await asyncio.gather(*(h.chat(f"n{n}", stream=True) for n in range(2)))
+        decisions = (await admin(h, "GET", "/admin/decisions")).json()["decisions"]
+        came = [each["ttft_s"] for each in decisions if each["choice"] == "colocated"]
+        assert [each["choice"] for each in decisions].count("wait") == 1
+        assert sum(came) == pytest.approx(await h.metric("twinpool_ttft_seconds_sum"), abs=2e-4)
+
+
 async def test_a_token_that_is_no_text_is_401() -> None:
     async with house(prefill=1, decode=1, admin_token=TOKEN) as h:
         reader, writer = await asyncio.open_connection("127.0.0.1", h.gateway.admin_port)

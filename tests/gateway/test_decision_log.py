@@ -47,12 +47,12 @@ def test_the_chosen_way_and_what_it_costs_more_than_the_least(
     assert regret_of(decision) == (None if regret_s is None else pytest.approx(regret_s))
 
 
-def test_what_it_took_stands_beside_what_was_predicted_of_the_wait_too(log: DecisionLog, metrics: Metrics) -> None:
-    log.add(1.0, "r", 0, WAIT)
-    log.add(2.0, "r", 1, PAIR)
+def test_what_it_took_from_arrival_stands_beside_what_was_predicted_of_the_wait_too(log: DecisionLog, metrics: Metrics) -> None:
+    log.add(1.0, 0.5, "r", 0, WAIT)
+    log.add(2.0, 0.5, "r", 1, PAIR)
     assert [shown["ttft_s"] for shown in log.recent(10)] == [None, None]
     log.answered(FirstTokenArrived(at=3.0, request="r", attempt=1))
-    assert [(shown["predicted_ttft_s"], shown["ttft_s"]) for shown in log.recent(10)] == [(2.0, 2.0), (0.5, 1.0)]
+    assert [(shown["predicted_ttft_s"], shown["ttft_s"]) for shown in log.recent(10)] == [(2.5, 2.5), (2.0, 2.5)]
     assert log.recent(1)[0]["ways_s"] == {"pair": 0.5, "decode": 0.2, "prefill": 0.4}
     name = "twinpool_ttft_prediction_error_ratio"
     assert sample(metrics, f"{name}_sum", choice="disaggregated") == pytest.approx(0.5)
@@ -60,15 +60,24 @@ def test_what_it_took_stands_beside_what_was_predicted_of_the_wait_too(log: Deci
 
 
 def test_an_attempt_that_was_given_up_took_no_time_to_a_token(log: DecisionLog) -> None:
-    log.add(1.0, "r", 1, PAIR)
-    log.add(2.0, "r", 2, WHOLE)
+    log.add(1.0, 1.0, "r", 1, PAIR)
+    log.add(2.0, 1.0, "r", 2, WHOLE)
     log.answered(FirstTokenArrived(at=3.0, request="r", attempt=2))
-    assert [shown["ttft_s"] for shown in log.recent(10)] == [None, 1.0]
+    assert [shown["ttft_s"] for shown in log.recent(10)] == [None, 2.0]
+
+
+def test_a_stream_that_is_gone_on_with_has_one_first_token(log: DecisionLog, metrics: Metrics) -> None:
+    log.add(1.0, 1.0, "r", 1, PAIR)
+    log.answered(FirstTokenArrived(at=2.0, request="r", attempt=1))
+    log.add(5.0, 1.0, "r", 2, WHOLE)
+    log.answered(FirstTokenArrived(at=6.0, request="r", attempt=2))
+    assert [shown["ttft_s"] for shown in log.recent(10)] == [1.0, None]
+    assert sample(metrics, "twinpool_ttft_prediction_error_ratio_count", choice="colocated") is None
 
 
 def test_regret_is_summed_and_exported(log: DecisionLog, metrics: Metrics) -> None:
     for n, decision in enumerate((PAIR, WHOLE, FULL, WAIT, BLIND)):
-        log.add(float(n), f"r{n}", 1, decision)
+        log.add(float(n), float(n), f"r{n}", 1, decision)
     assert log.regret_s == pytest.approx(0.5)
     assert sample(metrics, "twinpool_regret_seconds_total", choice="disaggregated") == pytest.approx(0.3)
     assert sample(metrics, "twinpool_regret_seconds_total", choice="colocated") == pytest.approx(0.2)
@@ -76,7 +85,10 @@ def test_regret_is_summed_and_exported(log: DecisionLog, metrics: Metrics) -> No
 
 def test_nothing_is_kept_of_requests_that_ended(log: DecisionLog) -> None:
     for n in range(2000):
-        log.add(0.0, f"r{n}", 1, PAIR)
+        log.add(0.0, 0.0, f"r{n}", 1, PAIR)
+        log.answered(FirstTokenArrived(at=1.0, request=f"r{n}", attempt=1))
         log.ended(f"r{n}")
+        log.answered(FirstTokenArrived(at=1.0, request=f"r{n}", attempt=1))
     assert not log._open
+    assert not log._answered
     assert len(log.recent(10_000)) == 1000

@@ -1,7 +1,8 @@
 """The last decisions: what each way was predicted to take until the first token, and what the chosen one took.
 
-A way's prediction counts from the decision on, and so does the real TTFT beside it. The regret is what the chosen way was
-predicted to take longer than the least of all: what room or the ITL objective was worth.
+`predicted_ttft_s` and `ttft_s` count from the request's arrival, as a TTFT does: what had gone by before the decision is added
+to what was predicted then. The ways, and the errors of their predictions, count from the decision on. The regret is what the
+chosen way was predicted to take longer than the least of all: what room or the ITL objective was worth.
 """
 
 from collections import deque
@@ -18,17 +19,23 @@ KEPT = 1000
 
 
 class Recorded:
-    """One decision with its moment on `time.monotonic`. `ttft_s` is None until the first token came, and for ever where the
-    answer is not streamed or never began that way."""
+    """One decision, its moment and the request's arrival on `time.monotonic`. `ttft_s` is None until the first token came, and
+    for ever where the answer is not streamed or never began that way."""
 
-    __slots__ = ("at", "attempt", "decision", "request", "ttft_s")
+    __slots__ = ("arrived", "at", "attempt", "decision", "request", "ttft_s")
 
-    def __init__(self, at: float, request: str, attempt: int, decision: Decision) -> None:
+    def __init__(self, at: float, arrived: float, request: str, attempt: int, decision: Decision) -> None:
         self.at = at
+        self.arrived = arrived
         self.request = request
         self.attempt = attempt
         self.decision = decision
         self.ttft_s: float | None = None
+
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        predicted_s = self.decision.predicted_ttft_s
+        return None if predicted_s is None else self.at - self.arrived + predicted_s
 
 
 class DecisionLog:
@@ -38,36 +45,43 @@ class DecisionLog:
         self._metrics = metrics
         self._kept: deque[Recorded] = deque(maxlen=KEPT)
         self._open: dict[str, list[Recorded]] = {}
+        self._answered: set[str] = set()
         self.regret_s = 0.0
         """Of all requests that were sent on their way."""
 
-    def add(self, at: float, request: str, attempt: int, decision: Decision) -> None:
-        recorded = Recorded(at, request, attempt, decision)
+    def add(self, at: float, arrived: float, request: str, attempt: int, decision: Decision) -> None:
+        recorded = Recorded(at, arrived, request, attempt, decision)
         self._kept.append(recorded)
         self._metrics.decided(decision)
         if decision.choice is Choice.REFUSE:
             return
-        self._open.setdefault(request, []).append(recorded)
+        if request not in self._answered:
+            self._open.setdefault(request, []).append(recorded)
         regret_s = regret_of(decision)
         if regret_s is not None and decision.choice is not Choice.WAIT:
             self.regret_s += regret_s
             self._metrics.regretted(decision.choice, regret_s)
 
     def answered(self, event: FirstTokenArrived) -> None:
-        """The first token of that attempt came: of its decision, and of the wait before it where there was one."""
-        for recorded in self._open.pop(event.request, ()):
+        """The first token of that attempt came: of its decision, and of the wait before it where there was one. A stream that
+        another worker goes on with has no second one."""
+        if event.request not in self._open:
+            return
+        self._answered.add(event.request)
+        for recorded in self._open.pop(event.request):
             if recorded.attempt not in (event.attempt, event.attempt - 1):
                 continue
             is_way = recorded.decision.choice is not Choice.WAIT
             if is_way != (recorded.attempt == event.attempt):
                 continue
-            recorded.ttft_s = event.at - recorded.at
-            predicted_s = recorded.decision.predicted_ttft_s
-            if is_way and predicted_s is not None and recorded.ttft_s > 0:
-                self._metrics.predicted(recorded.decision.choice, abs(predicted_s - recorded.ttft_s) / recorded.ttft_s)
+            recorded.ttft_s = event.at - recorded.arrived
+            predicted_s, took_s = recorded.decision.predicted_ttft_s, event.at - recorded.at
+            if is_way and predicted_s is not None and took_s > 0:
+                self._metrics.predicted(recorded.decision.choice, abs(predicted_s - took_s) / took_s)
 
     def ended(self, request: str) -> None:
         self._open.pop(request, None)
+        self._answered.discard(request)
 
     def recent(self, count: int) -> list[dict[str, Any]]:
         """The newest last, JSON-ready; ages and costs in seconds."""
@@ -88,8 +102,8 @@ class DecisionLog:
                 "words": words(decision),
                 "cached_tokens": decision.cached_tokens,
                 "ways_s": _ways(decision.forecast),
-                "predicted_ttft_s": decision.predicted_ttft_s,
-                "ttft_s": None if recorded.ttft_s is None else round(recorded.ttft_s, 4),
+                "predicted_ttft_s": _rounded(recorded.predicted_ttft_s),
+                "ttft_s": _rounded(recorded.ttft_s),
                 "regret_s": regret_of(decision),
             }
 
@@ -101,6 +115,10 @@ def regret_of(decision: Decision) -> float | None:
     if predicted_s is None or ways is None:
         return None
     return round(predicted_s - min((s for s in ways.values() if s is not None), default=predicted_s), 4)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _ways(forecast: Forecast | None) -> dict[str, float | None] | None:

@@ -213,7 +213,8 @@ class Driver:
     # Commands
 
     def _record_decision(self, command: do.RecordDecision) -> None:
-        self.decisions.add(monotonic(), command.request, command.attempt, command.decision)
+        arrived = self._requests[command.request].arrived
+        self.decisions.add(monotonic(), arrived, command.request, command.attempt, command.decision)
 
     def _send_prefill(self, command: do.SendPrefill) -> None:
         request = self._requests[command.request]

@@ -73,7 +73,7 @@ class Metrics:
         )
         self._prediction_errors = Histogram(
             "twinpool_ttft_prediction_error_ratio",
-            "How far the TTFT that was predicted for the chosen way lies from the real one, over the real one.",
+            "How far what was predicted from the decision to the first token lies from what it took, over what it took.",
             ["choice"],
             buckets=_ERROR_BOUNDS,
             registry=registry,
