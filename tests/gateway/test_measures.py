@@ -107,7 +107,7 @@ async def test_each_request_ends_once_whatever_became_of_it() -> None:
             steps.release()
         assert sorted(answer.status for answer in await asyncio.gather(*asking)) == [200] * 3 + [429] * 6
         assert await h.outcomes() == {"ok": 6, "failed": 2, "rejected": 1, "client_left": 1, "refused": 6}
-        assert sum((await h.outcomes()).values()) == h.arrivals() == 16
+        await until(lambda: h.arrivals() == 16)  # the journal is written a moment later
         assert await h.metric("twinpool_e2e_seconds_count") == 6
 
 
