@@ -154,6 +154,13 @@ def test_a_prompt_that_no_worker_can_hold_is_rejected() -> None:
     assert any("rejected" in note for note in findings_of(run).notes)
 
 
+def test_what_is_offered_is_of_the_same_time_as_goodput() -> None:
+    """Twice as many in the counted part as before it: all are served, and none that was not offered."""
+    times = [*range(6), *(at / 2 for at in range(12, 114)), *range(57, 60)]
+    found = findings_of(play(scene(), requests=iter([Offered(float(at), 100, 5, False) for at in times])))
+    assert found.offered_req_s == found.report.goodput_req_s == pytest.approx(2.0)
+
+
 def test_the_bound_is_for_those_that_can_be_served() -> None:
     def rows(long: int) -> list[Offered]:
         return [Offered(float(at), long if at % 2 else 100, 5, is_long=False) for at in range(60)]
