@@ -124,8 +124,7 @@ async def measure(
         notes.append(
             "the handoff was not measured, and is left to the defaults of plan: give the engine that decodes with --decode"
         )
-    measured_handoff = {} if handoff is None else {"handoff_latency_ms": handoff[0] * 1e3, "handoff_bytes_per_s": handoff[1]}
-    return Profile(
+    profile = Profile(
         name=name,
         model=says.model or bench.prepared.target.model,
         engine=f"{says.engine} {says.engine_version}".strip() or "unknown",
@@ -139,8 +138,10 @@ async def measure(
         mixed_step_extra_ms=max(0.0, extra_ms or 0.0),
         flags={"batch_tokens": says.batch_tokens} if says.batch_tokens else {},
         notes=(*notes, _mixed_note(extra_ms, len(mixed))),
-        **measured_handoff,
     )
+    if handoff is None:
+        return profile
+    return msgspec.structs.replace(profile, handoff_latency_ms=handoff[0] * 1e3, handoff_bytes_per_s=handoff[1])
 
 
 def _mixed_note(extra_ms: float | None, prompts: int) -> str:
