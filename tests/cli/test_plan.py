@@ -35,6 +35,12 @@ def test_a_plan_in_words_json_and_a_page(trace: str, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_the_words_say_of_which_time_a_rate_is(trace: str, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    for said in (run(trace, "--workers", "2", "--html", str(page)).stdout, page.read_text()):
+        assert "goodput is of its counted part" in " ".join(said.split())
+
+
 def test_too_much_for_them_is_exit_1(trace: str) -> None:
     outcome = run(trace, "--workers", "2", "--rate-scale", "1000")
     assert outcome.exit_code == 1

@@ -58,6 +58,7 @@ def test_every_arm_and_what_is_claimed_beside_what_is_found(small: str) -> None:
     said = run(small).stdout
     assert "twice as fast" in said
     assert "no policy could exceed" in said
+    assert "offered and goodput are of the counted time" in said
     assert all(f"\n{arm}" in said for arm in ("one", "two"))
 
 

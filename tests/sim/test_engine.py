@@ -194,6 +194,26 @@ def test_a_dead_engine_takes_all_with_it() -> None:
     assert (bench.engine.kv_used, bench.engine.running) == (0, 0)
 
 
+def test_an_engine_that_dies_within_a_leap_has_sent_what_its_steps_wrote() -> None:
+    bench = Bench()
+    a = bench.gives("a", 100, 50)  # its first token at 10 ms, then one every 10
+    bench.loop.call_at(0.105, 2, lambda at, _: bench.engine.halt(at))
+    bench.runs()
+    assert (a.written, bench.tokens, bench.engine.totals.steps) == (10, 10, 10)
+    assert a.last_token_at == pytest.approx(0.1)
+    assert a.gaps.total_s == pytest.approx(0.09)
+
+
+def test_a_preempted_stream_has_every_gap_once() -> None:
+    bench = Bench(kv_tokens=260)
+    bench.gives("a", 100, 60)
+    b = bench.gives("b", 100, 60)
+    bench.runs()
+    assert bench.engine.totals.preemptions
+    assert b.gaps.gaps == 59
+    assert b.gaps.total_s == pytest.approx((bench.when("finished", "b") - bench.when("first", "b")) / 1e3)
+
+
 @pytest.mark.parametrize("scheduling", list(Scheduling))
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_leaves_whenever_leaves_nothing_behind(seed: int, scheduling: Scheduling) -> None:

@@ -74,6 +74,39 @@ def test_an_answer_whose_engine_dies_is_gone_on_with_and_its_client_sees_the_gap
     assert sum(totals.written_tokens for totals in run.totals.values()) == pytest.approx(800, abs=2)
 
 
+def crash(at_s: float, worker: str) -> Fault:
+    return Fault(at_s=at_s, worker=worker, kind=FaultKind.CRASH, lasts_s=2)
+
+
+@pytest.mark.parametrize(
+    ("faults", "paths"),
+    [
+        ((crash(25, "w002"),), {"disaggregated": 1}),
+        ((crash(25, "w002"), crash(28, "w003")), None),
+        ((Fault(at_s=24, worker="w003", kind=FaultKind.ROLE, role=Role.PREFILL), crash(25, "w002")), None),
+    ],
+    ids=["one death", "two deaths", "a flip and a death"],
+)
+def test_a_pair_goes_on_with_the_answer_of_a_dead_engine(faults: tuple[Fault, ...], paths: dict[str, int] | None) -> None:
+    scenario = scene(workers=(group(2, Role.PREFILL), group(2, Role.DECODE)), faults=faults)
+    events: list[on.Event] = []
+    run = play(scenario, requests=iter([Offered(20.0, 100, 1500, False)]), on_step=lambda event, _: events.append(event))
+    deaths = sum(fault.kind is FaultKind.CRASH for fault in faults)
+    assert sum(isinstance(event, on.LegFailed) and event.can_continue for event in events) == deaths
+    assert {event.prompt_tokens for event in events if isinstance(event, on.PrefillFinished)} == {100}
+    assert paths is None or run.recording.paths == paths
+    assert sum(totals.written_tokens for totals in run.totals.values()) == 1500
+    report = findings_of(run).report
+    assert report.ttft_s is not None
+    assert report.e2e_s is not None
+    assert report.itl_worst_s is not None
+    assert sum(block.tokens_out for block in run.recording.short) == 1500
+    streamed_s = sum(block.stream_s for block in run.recording.short)
+    assert streamed_s == pytest.approx(report.e2e_s.mean - report.ttft_s.mean)  # every gap once
+    read_s = 0.06 if deaths == 1 else 0.09  # the prompt, and what was sent by the last death: 10 ms for 100 tokens
+    assert report.itl_worst_s.max == pytest.approx(read_s + 0.015, abs=0.012)
+
+
 def test_without_continuation_it_is_lost() -> None:
     fault = Fault(at_s=5, worker="w000", kind=FaultKind.CRASH, lasts_s=2)
     scenario = scene(workers=(group(2, Role.COLOCATED),), faults=(fault,), gateway=Gateway(continues=False))
@@ -119,6 +152,13 @@ def test_a_prompt_that_no_worker_can_hold_is_rejected() -> None:
     run = play(scene(), requests=iter([Offered(10.0, 200_000, 5, True), Offered(20.0, 100, 5, False)]))
     assert run.recording.outcomes == {"rejected": 1, "ok": 1}
     assert any("rejected" in note for note in findings_of(run).notes)
+
+
+def test_what_is_offered_is_of_the_same_time_as_goodput() -> None:
+    """Twice as many in the counted part as before it: all are served, and none that was not offered."""
+    times = [*range(6), *(at / 2 for at in range(12, 114)), *range(57, 60)]
+    found = findings_of(play(scene(), requests=iter([Offered(float(at), 100, 5, False) for at in times])))
+    assert found.offered_req_s == found.report.goodput_req_s == pytest.approx(2.0)
 
 
 def test_the_bound_is_for_those_that_can_be_served() -> None:

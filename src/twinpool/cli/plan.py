@@ -151,6 +151,7 @@ def _show(plan: "Plan") -> None:
         "carried: the highest rate at which nine in ten requests meet the objectives; behind the bound: at the rate "
         "asked for, in seconds",
     )
+    tell(screen, "the rate asked for is the mean of all the time; goodput is of its counted part, in which more may come")
     _show_options(screen, [each for each in plan.options if each.has_a_rate()])
     others = [each for each in plan.options if not each.has_a_rate()]
     if others:

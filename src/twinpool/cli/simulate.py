@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _LEGEND = (
     "offered, goodput, bound: requests a second that came, that met both objectives, and that no policy could exceed",
+    "offered and goodput are of the counted time: without its first tenth and its last twentieth",
     "worst: each stream's longest gap; busy: share of the workers' time in steps; useful: the same if all steps were full",
     "flips: workers that changed their role",
 )

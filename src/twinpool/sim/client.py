@@ -2,6 +2,7 @@
 
 import msgspec
 
+from twinpool.core.model import Leg
 from twinpool.measure.timeline import Timeline
 from twinpool.sim.fleet import SimulatedWorker
 from twinpool.sim.sequence import Sequence
@@ -75,6 +76,14 @@ class Client:
         self.sent = at
         self.prefilled = self.handoff_s = None
         self.prefill = self.handle = None
+
+    def answer(self, leg: Leg) -> Sequence:
+        """What is left to write. The client sees one stream: where an engine had begun it, with a long gap in it."""
+        sequence = Sequence(self, leg, self.offered, written=self.written)
+        if self.written and self.decode is not None:
+            sequence.gaps = self.decode.sequence.gaps
+            sequence.last_token_at = self.decode.sequence.last_token_at
+        return sequence
 
     def forget_legs(self) -> None:
         """It has ended. Its sequences know it, so that a million such circles would be left to the garbage collector."""

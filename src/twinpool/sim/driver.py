@@ -176,8 +176,8 @@ class Driver:
                 at=at,
                 request=client.id,
                 attempt=client.attempt,
-                prompt_tokens=sequence.prompt_tokens,
-                cached_tokens=sequence.cached_tokens,
+                prompt_tokens=client.offered.prompt_tokens,  # what was sent already is no part of what the client asked
+                cached_tokens=min(sequence.cached_tokens, client.offered.prompt_tokens),
             )
         )
 
@@ -247,25 +247,21 @@ class Driver:
         client = self._requests[command.request]
         client.begin(command.attempt, "disaggregated", self._loop.at)
         worker = self.workers[command.worker]
-        placed = client.prefill = Placed(worker, worker.incarnation, Sequence(client, _PREFILL, client.offered))
+        sequence = Sequence(client, _PREFILL, client.offered, written=client.written)
+        placed = client.prefill = Placed(worker, worker.incarnation, sequence)
         self._send(client, placed)
 
     def _send_decode(self, command: do.SendDecode) -> None:
         client = self._requests[command.request]
         worker = self.workers[command.worker]
-        placed = client.decode = Placed(worker, worker.incarnation, Sequence(client, _DECODE, client.offered))
+        placed = client.decode = Placed(worker, worker.incarnation, client.answer(_DECODE))
         self._send(client, placed)
 
     def _send_whole(self, command: do.SendWhole) -> None:
         client = self._requests[command.request]
         client.begin(command.attempt, "colocated", self._loop.at)
-        sequence = Sequence(client, _WHOLE, client.offered, written=client.written)
-        broken = client.decode
-        if client.written and broken is not None:  # the client sees one stream, with one long gap in it
-            sequence.gaps = broken.sequence.gaps
-            sequence.last_token_at = broken.sequence.last_token_at
         worker = self.workers[command.worker]
-        placed = client.decode = Placed(worker, worker.incarnation, sequence)
+        placed = client.decode = Placed(worker, worker.incarnation, client.answer(_WHOLE))
         self._send(client, placed)
 
     def _send(self, client: Client, placed: Placed) -> None:

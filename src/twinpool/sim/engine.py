@@ -125,6 +125,7 @@ class Engine:
         self._running_long = 0
         self._batch = 0  # sequences that decode in the step under way
         self._step = 0  # number of decode steps that ended
+        self._stepped_at = 0.0  # when the last of them did
         self._leap = 0  # steps under way at once
         self._step_s = 0.0  # the first one's time
         self._growth_s = 0.0  # by which each is longer than the one before
@@ -210,8 +211,13 @@ class Engine:
         self._look_for_room(at)
 
     def halt(self, at: float) -> list[Sequence]:
-        """It dies, and takes with it what it had: what ran first, what was held last."""
+        """It dies, and takes with it what it had: what ran first, what was held last. A leap's ended steps are counted."""
         self.totals.busy_s = self.busy_s(at)
+        ended = self._steps_until(at - self._began) - 1 if self._leap > 1 else 0
+        if ended:  # no sequence joins or ends within a leap: there is no news
+            ended_s = self._leap_s(ended)
+            self.totals.steps += ended
+            self._tokens_written(self._began + ended_s, ended, ended_s / ended, [])
         stopped = list(self._running)
         for sequence in stopped:
             self._stop(sequence)
@@ -401,6 +407,7 @@ class Engine:
         self._stood_s = 0.0
         gaps.count(gap_s, self._step + 1, leap)
         self._step += leap
+        self._stepped_at = at
         step = self._step
         long = self._running_long
         short = len(self._running) - long
@@ -492,7 +499,9 @@ class Engine:
 
     def _stop(self, sequence: Sequence) -> None:
         """Take it out of the batch before its end; its entry among the ends is ignored when it comes up."""
-        sequence.written += self._step - sequence.joined_step
+        if self._step > sequence.joined_step:
+            sequence.written += self._step - sequence.joined_step
+            sequence.last_token_at = self._stepped_at
         del self._running[sequence]
         self._running_long -= sequence.is_long
         self._context -= sequence.joined_tokens + self._step - sequence.joined_step

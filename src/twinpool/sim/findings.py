@@ -18,7 +18,8 @@ _SHOWN_WINDOWS = 360  # an hour: a longer run's series is thinned
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm's. `bound_req_s` is what no policy can exceed on this fleet with this traffic (see `bound`)."""
+    """One arm's. `offered_req_s` is of the counted time, as the report's rates are; `bound_req_s` is what no policy can exceed
+    on this fleet with this traffic (see `bound`)."""
 
     report: Report
     offered_req_s: float
@@ -52,9 +53,10 @@ def findings_of(run: Run, *, limits: Limits | None = None) -> Findings:
     demand = run.demand.mean()
     busy_s = fsum(totals.busy_s for totals in run.totals.values())
     decisions = run.decisions
+    report = _report(run, limits or Limits(ttft_long_s=recording.objectives.slo_ttft_s))
     return Findings(
-        report=_report(run, limits or Limits(ttft_long_s=recording.objectives.slo_ttft_s)),
-        offered_req_s=(run.demand.requests + run.too_long) / run.arrivals_s,
+        report=report,
+        offered_req_s=report.requests / report.measured_s,
         bound_req_s=fleet_bound_req_s(demand, run.kinds, recording.objectives.slo_itl_s),
         attainment_ratio=recording.attainment_ratio,
         outcomes=dict(sorted(recording.outcomes.items())),
@@ -161,7 +163,7 @@ def _notes(run: Run, busy_s: float) -> list[str]:
         window = run.recording.window
         notes.append(
             f"no request comes in the counted part of the time, from {window.start_s:g} s to {window.end_s:g} s: "
-            "goodput and times are of nothing"
+            "offered, goodput and times are of nothing"
         )
     if not busy_s:
         notes.append("no engine did anything")

@@ -78,7 +78,7 @@ def _table(plan: Plan) -> str:
     return (
         f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
         "<p>Carried: the highest rate at which nine in ten requests meet the objectives. What stands behind the bound is at "
-        "the rate asked for.</p>"
+        "the rate asked for, which is the mean of all the time; goodput is of its counted part, in which more may come.</p>"
     )
 
 

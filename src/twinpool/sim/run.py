@@ -59,7 +59,6 @@ class Run(NamedTuple):
     windows: list[UseWindow]
     costs: UnitCosts
     seconds: float
-    arrivals_s: float
     lost_leases: int
     demand: DemandSum
     too_long: int
@@ -214,7 +213,6 @@ def simulate(
         use.windows,
         costs,
         max(loop.at, scenario.duration_s),
-        scenario.duration_s,
         driver.lost_leases,
         use.demand,
         use.too_long,
