@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from twinpool.bench.arms import ARMS, Split, Workers, splits
-from twinpool.bench.compare import order
+from twinpool.bench.compare import order, role_changes
 from twinpool.bench.compared import Found, Settings, recommendation, summary
 from twinpool.bench.load import Generator
 from twinpool.bench.pages import compare_page
@@ -14,6 +14,8 @@ from twinpool.bench.run import Measured
 from twinpool.bench.series import Series
 from twinpool.bench.tune import Burst, best
 from twinpool.config import Objectives
+from twinpool.engines.scripted import ScriptedEngine
+from twinpool.http1 import Pool
 from twinpool.measure.blocks import Recorder, Window
 from twinpool.measure.sample import Sample
 from twinpool.workload.mixes import MIXES
@@ -63,6 +65,8 @@ def compared(**arms: dict[str, Any]) -> dict[str, Any]:
 
 def test_few_requests_are_sure_of_nothing_and_many_need_no_such_word() -> None:
     few = compared(balanced={"requests": 36})  # of a round; the first thirty come in its warm-up
+    assert few["recommendation"] == "unknown"
+    assert few["words"][-1].startswith("What this traffic wants cannot be told: ")
     assert few["words"][0] == f"Only {few['arms']['balanced']['requests']} requests were counted in an arm: {FEW}"
     assert not any(FEW in line for line in compared()["words"])
 
@@ -82,7 +86,22 @@ def test_arms_that_do_the_same_are_the_same_and_one_pool_is_simpler() -> None:
     result = compared()
     assert result["change"]["ttft_mean_ratio"] == 1.0
     assert result["recommendation"] == "colocated"
-    assert "did not surely change" in result["words"][0]
+    assert "not settled: goodput (" in result["words"][0]
+    assert "no change" not in result["words"][0].replace("(no change)", "")
+    assert not any("stood still" in line for line in result["words"])
+
+
+def test_streams_that_stood_still_for_longer_are_mentioned() -> None:
+    result = compared(disaggregated={"stall_s": 2.0})
+    [line] = [line for line in result["words"] if "stood still" in line]
+    share = result["arms"]["disaggregated"]["stalled_time_ratio"]
+    assert line.startswith(f"Its streams stood still for {share:.0%} of their time")
+
+
+def test_whether_anything_moved_is_told_of_the_balanced_arm() -> None:
+    result = compared()
+    assert result["arms"]["balanced"]["role_changes"] == 0
+    assert "role_changes" not in result["arms"]["disaggregated"]
 
 
 def test_calmer_streams_at_the_same_goodput_are_worth_having() -> None:
@@ -105,6 +124,17 @@ def test_more_goodput_wins() -> None:
     result = compared(colocated={"ttft": 1.2}, balanced={"ttft": 0.6})
     assert result["recommendation"] == "balanced"
     assert result["change"]["intervals"]["goodput_ratio"][0] > 1
+
+
+async def test_role_changes_are_counted_over_pools_and_reasons(engine: ScriptedEngine) -> None:
+    pool = Pool()
+    assert await role_changes(pool, engine.url) == 0
+    engine.script.metrics = {
+        'twinpool_role_changes_total|to="decode"': 2.0,
+        'twinpool_role_changes_total|to="prefill"': 1.0,
+    }
+    assert await role_changes(pool, engine.url) == 3
+    await pool.close()
 
 
 def test_failures_are_in_the_words_and_in_the_table() -> None:

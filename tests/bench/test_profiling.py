@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.bench.service import told
 
+from twinpool.bench import profiling
 from twinpool.bench.prepare import prepare
 from twinpool.bench.profiling import Bench, EngineSays, Limits, Mixed, engine_says, measure, mixed_extra_ms
 from twinpool.bench.target import target_of
@@ -46,7 +47,31 @@ async def test_a_profile_without_holes_that_says_where_it_comes_from(engine: Scr
     assert lengths == sorted(lengths)
     assert lengths[-1] > 400
     assert any("mixed step" in note for note in profile.notes)
-    assert any("handoff was not measured" in note for note in profile.notes)
+    assert any("handoff was not measured, and is left to the defaults" in note for note in profile.notes)
+    assert not {"handoff_latency_ms", "handoff_bytes_per_s"} & set(msgspec.json.decode(msgspec.json.encode(profile)))
+    assert not any("fewer rounds" in note for note in profile.notes)
+
+
+async def test_lengths_that_take_long_are_read_in_fewer_rounds_and_named(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "_LONGEST_PREFILL_S", 0.9)
+
+    def answers(recorded: Recorded) -> Reply:
+        words = len(str(recorded.body["messages"]).split())
+        first_s = 0.4 if recorded.body["max_tokens"] == 1 and words > 400 else 0.001
+        return told(recorded.body["max_tokens"], first_s=first_s, then_s=0.001, prompt_tokens=words)
+
+    engine.script.on_request = answers
+    profile = await profile_of(engine)
+    [note] = [note for note in profile.notes if "fewer rounds" in note]
+    assert note == f"prefill: what takes over 0.3 s was read in fewer rounds: {profile.prefill_ms[-1][0]} tokens in 1"
+
+
+def test_what_is_raised_by_next_to_nothing_is_not_noted() -> None:
+    notes: list[str] = []
+    assert profiling._medians({(1,): [1.0], (2,): [0.999]}, "prefill", notes)[2,] == 1.0
+    assert notes == []
 
 
 async def test_times_do_not_fall_with_more_work_and_what_was_raised_is_noted(engine: ScriptedEngine) -> None:

@@ -33,9 +33,18 @@ async def bench(engine: ScriptedEngine, *options: str) -> Result:
 async def test_why_there_is_no_use_is_told_as_it_is() -> None:
     load = ("--rate", "40", "--duration", "0.5", "--scale-lengths", "20")
     async with ScriptedEngine() as engine:
-        assert "not observable: no --metrics were given" in (await bench(engine, *load)).output
-        watched = await bench(engine, *load, "--metrics", engine.url)
-    assert "not observable: it was over before its first window of 10 s" in watched.output
+        for given in ((), ("--metrics", engine.url)):
+            watched = await bench(engine, *load, *given)
+            assert "not observable: it was over before its first window of 10 s" in watched.output
+        engine.script.metrics = {"vllm:num_requests_running": None}
+        blind = " ".join((await bench(engine, *load)).output.split())
+    assert "has no metrics page that tells it, and no --metrics were given" in blind
+
+
+def test_a_url_that_stands_where_a_file_does_is_named() -> None:
+    found = CliRunner().invoke(cli, ["bench", "--json", "http://127.0.0.1:9"])
+    assert found.exit_code == 2
+    assert "--json http://127.0.0.1:9 would write to a file of that name: write --json=-" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -185,6 +186,26 @@ def test_on_a_terminal_it_is_in_place_and_leaves_what_was_there_before() -> None
         running.send_signal(signal.SIGINT)
         read_until(screen, b"\x1b[?1049l")
         assert (running.wait(30), running.stderr.read()) == (130, b"\n")
+
+
+def test_what_a_short_screen_has_no_room_for_is_counted() -> None:
+    ours, theirs = pty.openpty()
+    many = json.dumps(state(*(worker(f"decode-{number}") for number in range(30)))).encode()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    with (
+        admin(lambda request: (200, many)) as url,
+        watching(url, stdout=theirs, env=environment) as running,
+        os.fdopen(ours, "rb", 0) as screen,
+    ):
+        os.close(theirs)
+        shown = read_until(screen, b"Ctrl-C ends this").decode()
+        running.send_signal(signal.SIGINT)
+        read_until(screen, b"\x1b[?1049l")
+    rows = shown.partition("\x1b[?1049h")[2].count("\n") + 1
+    assert rows <= 24
+    hidden = re.search(r"(\d+) more lines below", shown)
+    assert hidden is not None
+    assert int(hidden[1]) >= 30 - rows
 
 
 def test_a_gateway_that_is_started_again_is_seen_again() -> None:

@@ -50,12 +50,22 @@ def test_the_worst_gap_is_the_one_that_touches_a_read() -> None:
     assert seen.worst_gap_s == whole
 
 
+@pytest.mark.parametrize(("pace", "found"), [(0.1, "yes"), (1.0, "no")])
+def test_streams_shorter_than_a_read_are_judged_by_the_part_they_ran_in(pace: float, found: str) -> None:
+    """One begins and ends with each read, some begin between two: none runs all through a read."""
+    whole = stream(pace)
+    during = [[at for at in whole if span.start - 1 < at < span.end - 0.5] for span in READS]
+    calm = [[at for at in whole if span.start <= at < span.end] for span in CONTROLS]
+    assert judge_interference([*during, *calm], READS, CONTROLS).found == found
+
+
 @pytest.mark.parametrize(
     ("streams", "reads", "controls", "why"),
     [
         ([], READS, CONTROLS, "no stream ran"),
         ([stream(0.1)], READS[:4], CONTROLS, "4 long prompts were read"),
         ([stream(0.1)], READS, [], "no stream ran"),
+        ([stream(1.0, until=5.0), stream(1.0)[1720:]], READS, CONTROLS, "no stream ran long enough while 8 of 8"),
         ([stream(1.0)], [Span(span.start, span.start + 0.1) for span in READS], CONTROLS, "too short a time"),
     ],
 )

@@ -13,9 +13,8 @@ from twinpool.bench.gpus import open_gpus
 from twinpool.bench.prepare import Prepared, prepare
 from twinpool.bench.probe import ENOUGH_LONG, Probe, Probed, Seen
 from twinpool.bench.run import beside
-from twinpool.bench.scrape import Page
 from twinpool.bench.target import Target
-from twinpool.bench.use import Watch, look_once, page_of
+from twinpool.bench.use import Watch, pages_of
 from twinpool.bench.words import change, ratio, seconds
 from twinpool.config import Objectives
 from twinpool.errors import UserError
@@ -67,7 +66,7 @@ async def check_one(
     show: Callable[[Seen], None] | None = None,
 ) -> Checked:
     """Probe a service. It goes on until the use at the peak is known, where it can be, or its time is over."""
-    pages, first, unobserved = await _pages(pool, target, asked.metrics)
+    pages, first, unobserved = await pages_of(pool, target, asked.metrics)
     prepared = await prepare(pool, target, asked.model, timeout_s=asked.timeout_s, needs_usage=False)
     if prepared.prompts.fewest_tokens > asked.objectives.long_prompt_tokens:
         raise UserError(f"{target.url} puts a template of {prepared.prompts.fewest_tokens} tokens in front of every prompt")
@@ -90,18 +89,6 @@ async def check_one(
     known = True in said if said else True if "disaggregated" in probed.paths else None
     unseen = watch.why_unseen() if watch.can_see else unobserved
     return Checked(prepared, [probed], watch.windows, source, unseen, known)
-
-
-async def _pages(pool: Pool, target: Target, given: Sequence[str]) -> tuple[list[Target], list[Page], str]:
-    """The metrics pages to watch, what they say at first, and why there are none where there are none."""
-    if given:
-        pages = [page_of(url, target) for url in given]
-        return pages, [await look_once(pool, page) for page in pages], ""
-    page = page_of(str(target.origin), target)
-    try:
-        return [page], [await look_once(pool, page)], ""
-    except UserError:
-        return [], [], f"{target.url} has no metrics page that tells it, and no --metrics were given"
 
 
 def turns(services: int) -> list[tuple[int, int]]:
@@ -185,6 +172,7 @@ def notes(checked: Checked, judged: Judged, mean_use: float | None) -> list[str]
     """What a reader must know beside the figures."""
     said = list(checked.prepared.notes)
     said += dict.fromkeys(f"the probe ended early: {probed.stopped}" for probed in checked.probes if probed.stopped)
+    said += dict.fromkeys(f"the probe took all of its time: {probed.over}" for probed in checked.probes if probed.over)
     if checked.source is not None and checked.source.startswith(("vLLM", "SGLang")):
         said.append(
             f"{checked.source} tells whether a request runs, not how much is computed, and the probe's own streams run all the "

@@ -12,12 +12,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from twinpool.bench.arms import ARMS, Split, Workers, embedded_workers, gateway, splits
 from twinpool.bench.compared import BATCHES, BURST_REQUESTS, LONG_REQUESTS, Found, Settings, rounds_of, summary
 from twinpool.bench.load import Progress
 from twinpool.bench.prepare import Prepared, prepare
 from twinpool.bench.run import Measured, offer
-from twinpool.bench.target import find_model, target_of
+from twinpool.bench.target import ask, find_model, target_of
 from twinpool.bench.tune import Burst, best, burst, unit_costs
 from twinpool.bench.use import Watch, page_of
 from twinpool.bench.words import seconds
@@ -198,7 +200,7 @@ class Comparison:
             async with gateway(arm, workers, found.split, self._settings.arm_options) as url:
                 prepared = await self._prepared(pool, url)
                 found.notes += [note for note in prepared.notes if note not in found.notes]
-                return await offer(
+                measured = await offer(
                     pool,
                     prepared,
                     requests,
@@ -209,6 +211,9 @@ class Comparison:
                     show=self._show,
                     long_tokens=self._settings.objectives.long_prompt_tokens / found.scale,
                 )
+                if arm == "balanced":
+                    found.role_changes += await role_changes(pool, url)
+                return measured
         finally:
             await pool.close()
 
@@ -231,6 +236,15 @@ class Comparison:
             long_prompt_tokens=settings.objectives.long_prompt_tokens,
         )
         return scaled(drawn, lengths=self._found.scale)
+
+
+async def role_changes(pool: Pool, gateway_url: str) -> int:
+    """How many workers a gateway has moved, by its metrics page."""
+    page = page_of(gateway_url)
+    answer = await ask(pool, page, page.base)
+    families = text_string_to_metric_families(answer.body.decode())
+    name = "twinpool_role_changes_total"
+    return round(sum(sample.value for family in families for sample in family.samples if sample.name == name))
 
 
 def order(number: int) -> list[str]:

@@ -25,6 +25,9 @@ DEFAULT_ROUNDS = 2
 LONG_REQUESTS = 60
 """In each arm at least."""
 
+_WORSE_STILL = 0.01
+"""Of their time: streams that stood still for less longer did so by chance."""
+
 FEWEST_REQUESTS = 20
 """In an arm: stretches of time with a request or none in them are no sample to draw from."""
 
@@ -64,6 +67,8 @@ class Found:
     split: Split = field(default_factory=lambda: Split(1, 1))
     tuning: list[str] = field(default_factory=list)
     costs: UnitCosts | None = None
+    role_changes: int = 0
+    """In the balanced arm, in all rounds."""
     rounds: dict[str, list[Measured]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
     notes: list[str] = field(default_factory=list)
 
@@ -73,7 +78,9 @@ def summary(settings: Settings, found: Found, workers: Workers) -> dict[str, Any
     arms = {arm: _arm(settings, found, arm, len(workers.urls)) for arm in ARMS}
     tallied = {arm: _tallied(found.rounds[arm]) for arm in ARMS}
     changes = {arm: _change(tallied[arm], tallied["colocated"], settings.seed) for arm in ("disaggregated", "balanced")}
-    wanted, why = recommendation(changes)
+    fewest = min(found["requests"] for found in arms.values())
+    few = f"{fewest} requests in an arm are too few to tell" if fewest < FEWEST_REQUESTS else None
+    wanted, why = recommendation(changes) if few is None else ("unknown", few)
     result: dict[str, Any] = {
         "arms": arms,
         "change": changes["balanced"],
@@ -125,6 +132,8 @@ def _arm(settings: Settings, found: Found, arm: str, workers: int) -> dict[str, 
     prefill, decode = (0, 0) if arm == "colocated" else (found.split.prefill, found.split.decode)
     built["workers"] = {"prefill": prefill, "decode": decode, "colocated": workers if arm == "colocated" else 0}
     built["requests_by_worker"] = served
+    if arm == "balanced":
+        built["role_changes"] = found.role_changes
     built["throughput_output_tok_s_per_worker"] = built["throughput_output_tok_s"] / workers
     return built
 
@@ -212,21 +221,32 @@ def words(arms: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]], wan
             elif _is_surely(interval, below=1.0):
                 (cost if more_is_better else helped).append(text)
             else:
-                unsure.append(text)
+                low, high = map(change, interval)
+                unsure.append(f"{name} ({low})" if low == high else f"{name} ({low} to {high})")
         parts = [
             f"{label} {', '.join(items)}"
-            for label, items in (("helped", helped), ("cost", cost), ("did not surely change", unsure))
+            for label, items in (("helped", helped), ("cost", cost), ("not settled:", unsure))
             if items
         ]
         said.append(f"{arm.capitalize()} against colocated: {'; '.join(parts) or 'nothing to compare'}.")
+        said += _stood_still(arms[arm]["stalled_time_ratio"], arms["colocated"]["stalled_time_ratio"])
     if not any(found["goodput_req_s"] for found in arms.values()):
         said.append("No arm met the objectives: more traffic than these workers can serve, or objectives that are too tight.")
 
     failed = {arm: found["failed"] for arm, found in arms.items() if found["failed"]}
     if failed:
         said.append("Failed: " + ", ".join(f"{count} of {arms[arm]['requests']} {arm}" for arm, count in failed.items()) + ".")
-    said.append(f"This traffic wants: {wanted} ({why}).")
+    said.append(
+        f"What this traffic wants cannot be told: {why}." if wanted == "unknown" else f"This traffic wants: {wanted} ({why})."
+    )
     return said
+
+
+def _stood_still(share: float | None, base: float | None) -> list[str]:
+    """Where it got worse, by as much as can be read."""
+    if share is None or base is None or share - base < _WORSE_STILL:
+        return []
+    return [f"Its streams stood still for {ratio(share)} of their time, those of colocated for {ratio(base)}."]
 
 
 def rounds_of(count: int) -> str:

@@ -150,7 +150,11 @@ def compare_page(result: Mapping[str, Any]) -> str:
     parts: list[Part] = [
         Tiles(
             [
-                Tile("This traffic wants", result["recommendation"], result["recommendation_why"]),
+                Tile(
+                    "This traffic wants",
+                    "cannot tell" if result["recommendation"] == "unknown" else result["recommendation"],
+                    result["recommendation_why"],
+                ),
                 Tile("Throughput", change(result["change"]["throughput_ratio"]), _interval(result, "throughput_ratio")),
                 Tile("Goodput", change(result["change"]["goodput_ratio"]), _interval(result, "goodput_ratio")),
                 Tile("Mean TTFT", change(result["change"]["ttft_mean_ratio"]), _interval(result, "ttft_mean_ratio")),

@@ -56,7 +56,9 @@ class Probed:
     reads: list[Span] = field(default_factory=list)
     controls: list[Span] = field(default_factory=list)
     stopped: str | None = None
-    """Why it ended before it knew enough."""
+    """Why it ended before its time."""
+    over: str | None = None
+    """Its time was, before it knew enough."""
     messages: dict[str, str] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
     """As the service's `x-twinpool-path` says."""
@@ -112,7 +114,7 @@ class Probe:
             async with asyncio.timeout(self._duration_s):
                 await asyncio.wait({long, over}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            probed.stopped = probed.stopped or f"its {self._duration_s:g} s were over"
+            probed.over = f"{self._duration_s:g} s (--duration) were over before it knew enough"
         finally:
             for task in (*tasks, long, over):
                 task.cancel()

@@ -48,6 +48,9 @@ _FEWEST_GAPS = 8
 _STEADY_RATIO = 0.2
 """By so much one figure may be more in one round than in another."""
 
+_RAISED_RATIO = 0.005
+"""What is raised by less is not worth a note."""
+
 _At = TypeVar("_At", bound=tuple[int, ...])
 
 
@@ -118,8 +121,10 @@ async def measure(
     extra_ms = mixed_extra_ms(mixed, prefill, steps)
     handoff = None if decode is None else await _handoffs(bench, limits, decode, steps)
     if handoff is None:
-        notes.append("the handoff was not measured: give the engine that decodes with --decode")
-    return Profile(
+        notes.append(
+            "the handoff was not measured, and is left to the defaults of plan: give the engine that decodes with --decode"
+        )
+    profile = Profile(
         name=name,
         model=says.model or bench.prepared.target.model,
         engine=f"{says.engine} {says.engine_version}".strip() or "unknown",
@@ -132,10 +137,11 @@ async def measure(
         max_sequences=limits.sequences,
         mixed_step_extra_ms=max(0.0, extra_ms or 0.0),
         flags={"batch_tokens": says.batch_tokens} if says.batch_tokens else {},
-        handoff_latency_ms=max(0.0, handoff[0] * 1e3) if handoff else 3.0,
-        handoff_bytes_per_s=handoff[1] if handoff else 100e9,
         notes=(*notes, _mixed_note(extra_ms, len(mixed))),
     )
+    if handoff is None:
+        return profile
+    return msgspec.structs.replace(profile, handoff_latency_ms=handoff[0] * 1e3, handoff_bytes_per_s=handoff[1])
 
 
 def _mixed_note(extra_ms: float | None, prompts: int) -> str:
@@ -173,7 +179,7 @@ def _medians(times: dict[_At, list[float]], what: str, notes: list[str]) -> dict
     if apart > _STEADY_RATIO:
         notes.append(f"{what}: the rounds' times of the same work are up to {apart:.0%} apart: the machine is not steady")
     risen = rising(middle.items())
-    raised = [1 - seconds / risen[at] for at, seconds in middle.items() if seconds < risen[at]]
+    raised = [less for at, seconds in middle.items() if (less := 1 - seconds / risen[at]) >= _RAISED_RATIO]
     if raised:
         notes.append(
             f"{what}: {len(raised)} of {len(middle)} times came out under that of less work, by up to {max(raised):.0%}, "
@@ -199,6 +205,11 @@ async def _prefills(bench: Bench, limits: Limits, notes: list[str]) -> list[tupl
             if seconds > _LONGEST_PREFILL_S:
                 lengths = [tokens for tokens in lengths if tokens < wanted]
                 break
+    fewer = [f"{counted[wanted]:,} tokens in {len(seconds)}" for wanted, seconds in found.items() if len(seconds) < REPEATS]
+    if fewer:
+        notes.append(
+            f"prefill: what takes over {_LONGEST_PREFILL_S / REPEATS:g} s was read in fewer rounds: {', '.join(fewer)}"
+        )
     by_length = {(counted[wanted],): seconds for wanted, seconds in found.items()}
     if len(by_length) < 2:
         raise UserError("fewer than two lengths of prompts fit this engine's context: there is nothing to draw a line through")

@@ -103,3 +103,16 @@ async def look_once(pool: Pool, page: Target) -> Page:
     if seen.source is None:
         raise UserError(f"{page.url} does not tell how busy its workers are: Twinpool, vLLM, SGLang and DCGM's do")
     return seen
+
+
+async def pages_of(pool: Pool, service: Target, given: Sequence[str]) -> tuple[list[Target], list[Page], str]:
+    """The metrics pages to watch, the given ones or the service's own; what they say at first; and why there are none where
+    there are none. `UserError` where a given one cannot be had."""
+    if given:
+        pages = [page_of(url, service) for url in given]
+        return pages, [await look_once(pool, page) for page in pages], ""
+    page = page_of(str(service.origin), service)
+    try:
+        return [page], [await look_once(pool, page)], ""
+    except UserError:
+        return [], [], f"{service.url} has no metrics page that tells it, and no --metrics were given"

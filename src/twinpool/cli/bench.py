@@ -12,6 +12,7 @@ import click
 from twinpool.cli.files import KEY_VARIABLE, read_key
 from twinpool.cli.help import Option, Sections
 from twinpool.cli.numbers import POSITIVE, SECONDS
+from twinpool.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +30,15 @@ JUDGE = partial(click.option, cls=Option, section="Objectives")
 OUTPUT = partial(click.option, cls=Option, section="Output")
 
 
+def not_a_url(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Before a URL is missed that was taken for a file's name."""
+    if value is not None and "://" in value:
+        raise UserError(
+            f"--json {value} would write to a file of that name: write --json=- for standard output, or --json last"
+        )
+    return value
+
+
 @click.command(cls=Sections, short_help="Measure a service under load")
 @click.argument("url")
 @TRAFFIC("--mix", default="mixed-60-40", metavar="MIX", help="A name, a file or a trace (below).  [default: mixed-60-40]")
@@ -41,11 +51,19 @@ OUTPUT = partial(click.option, cls=Option, section="Output")
 @SERVICE("--api-key-file", type=FILE, metavar="FILE", help=f"Its key.  [default: ${KEY_VARIABLE}]")
 @SERVICE("--completions", "is_plain", is_flag=True, help="Ask /v1/completions.  [default: /v1/chat/completions]")
 @SERVICE("--timeout", "timeout_s", type=SECONDS, default=300.0, metavar="S", help="For a whole answer.  [default: 300]")
-@SERVICE("--metrics", metavar="URL...", multiple=True, help="Its metrics page: how busy its workers are.")
+@SERVICE("--metrics", metavar="URL...", multiple=True, help="Where it says how busy its workers are.  [default: its own]")
 @JUDGE("--slo-ttft", "slo_ttft_s", type=SECONDS, default=1.3, metavar="S", help="Time to the first token.  [default: 1.3]")
 @JUDGE("--slo-itl", "slo_itl_s", type=SECONDS, default=0.05, metavar="S", help="Gap between two tokens.  [default: 0.05]")
 @JUDGE("--long-prompt-tokens", type=COUNT, default=1500, metavar="N", help="A longer prompt is long.  [default: 1500]")
-@OUTPUT("--json", "json_to", is_flag=False, flag_value="-", metavar="FILE", help="The figures; - or nothing: standard output.")
+@OUTPUT(
+    "--json",
+    "json_to",
+    is_flag=False,
+    flag_value="-",
+    metavar="FILE",
+    callback=not_a_url,
+    help="The figures; --json=-, or --json last: standard output.",
+)
 @OUTPUT("--html", "html_to", metavar="FILE", help="A page with charts.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
@@ -111,7 +129,6 @@ def _measure(asked: Asked, console: "Console") -> tuple[dict[str, Any], dict[str
     from twinpool.bench.target import target_of
     from twinpool.cli.outputs import check_writable
     from twinpool.cli.traffic import ARRIVALS, Wanted, choose_traffic
-    from twinpool.errors import UserError
 
     if asked.arrivals not in ARRIVALS:
         raise UserError(f"--arrivals is one of {', '.join(ARRIVALS)}")
@@ -136,7 +153,7 @@ async def _run(asked: Asked, target: "Target", chosen: "Chosen", console: "Conso
 
     from twinpool.bench.prepare import prepare
     from twinpool.bench.run import offer, report, warnings_of
-    from twinpool.bench.use import Watch, look_once, page_of
+    from twinpool.bench.use import Watch, pages_of
     from twinpool.cli.terminal import tell
     from twinpool.config import Objectives
     from twinpool.http1 import Pool
@@ -145,9 +162,7 @@ async def _run(asked: Asked, target: "Target", chosen: "Chosen", console: "Conso
     objectives = Objectives(slo_ttft_s=asked.slo_ttft_s, slo_itl_s=asked.slo_itl_s, long_prompt_tokens=asked.long_prompt_tokens)
     pool, traffic = Pool(), chosen.told
     try:
-        pages = [page_of(url, target) for url in asked.metrics]
-        for page in pages:
-            await look_once(pool, page)
+        pages, _, unobserved = await pages_of(pool, target, asked.metrics)
         prepared = await prepare(pool, target, asked.model, timeout_s=asked.timeout_s, length_divisor=asked.scale_lengths)
         offered = f"{traffic.shape}; {traffic.mix}: {traffic.lengths}"
         tell(console, escape(f"{prepared.target.model} at {target.url}: {offered}"))
@@ -168,7 +183,7 @@ async def _run(asked: Asked, target: "Target", chosen: "Chosen", console: "Conso
             )
     finally:
         await pool.close()
-    found = report([tested], Limits(ttft_long_s=asked.slo_ttft_s), unobserved="no --metrics were given", seed=asked.seed)
+    found = report([tested], Limits(ttft_long_s=asked.slo_ttft_s), unobserved=unobserved, seed=asked.seed)
     return as_result(
         found,
         tested.generator,

@@ -45,7 +45,14 @@ OUTPUT = partial(click.option, cls=Option, section="Output")
 @TRAFFIC("--seed", type=int, default=1, metavar="N", help="[default: 1]")
 @TRAFFIC("--slo-ttft", "slo_ttft_s", type=SECONDS, default=1.3, metavar="S", help="Time to the first token.  [default: 1.3]")
 @TRAFFIC("--slo-itl", "slo_itl_s", type=SECONDS, default=0.05, metavar="S", help="Gap between two tokens.  [default: 0.05]")
-@OUTPUT("--json", "json_to", is_flag=False, flag_value="-", metavar="FILE", help="The figures; - or nothing: standard output.")
+@OUTPUT(
+    "--json",
+    "json_to",
+    is_flag=False,
+    flag_value="-",
+    metavar="FILE",
+    help="The figures; --json=-, or --json last: standard output.",
+)
 @OUTPUT("--html", "html_to", metavar="FILE", help="A page with charts.")
 def command(**options: Any) -> None:
     """Serve the same traffic with the same workers in three ways, in alternating rounds: each worker doing everything

@@ -11,7 +11,7 @@ from io import StringIO
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.rule import Rule
@@ -93,8 +93,12 @@ def _in_place(seen: Seen, console: Console) -> _Way:
         paper = StringIO()
         drawing = Screen(file=paper, width=console.width, force_terminal=True, highlight=False)
         seen.show(drawing)
-        tell(drawing, f"\n[dim]{_clock()}, Ctrl-C ends this[/]")
-        live.update(Text.from_ansi(paper.getvalue()), refresh=True)
+        lines = paper.getvalue().splitlines()
+        room = max(console.height - 2, 0)  # two lines stand below
+        hidden = len(lines) - room
+        note = f"{hidden} more line{'s' * (hidden != 1)} below, a taller screen shows them; " if hidden > 0 else ""
+        last = Text(f"{note}{_clock()}, Ctrl-C ends this", style="dim", no_wrap=True)
+        live.update(Group(Text.from_ansi("\n".join(lines[:room])), Text(), last), refresh=True)
 
     return show, live
 

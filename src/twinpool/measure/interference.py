@@ -23,6 +23,9 @@ FEWEST_WINDOWS = 5
 FEWEST_TOKENS = 3.0
 """That a stream would usually write in a window: fewer cannot tell."""
 
+FEWEST_OF_A_PART = 10.0
+"""The same, of a stream that begins or ends within the window."""
+
 
 class Span(msgspec.Struct, frozen=True):
     """Seconds on the streams' clock."""
@@ -60,8 +63,11 @@ def judge_interference(streams: Sequence[Sequence[float]], reads: Sequence[Span]
     seen = Interference(found="unknown", windows=len(during), usual_gap_s=usual_gap_s, worst_gap_s=worst)
     if len(during) < FEWEST_WINDOWS or len(calm) < FEWEST_WINDOWS:
         why = f"{len(during)} long prompts were read beside running streams, {FEWEST_WINDOWS} are needed"
-        if len(during) < len(reads) / 2:
+        short = sum(_expected(span, usual_gap_s) < FEWEST_TOKENS for span in reads)
+        if short > len(reads) / 2:
             why = f"long prompts are read within {FEWEST_TOKENS:g} tokens of a stream: too short a time to see it in"
+        elif (alone := len(reads) - short - len(during)) > len(reads) / 2:
+            why = f"no stream ran long enough while {alone} of {len(reads)} long prompts were read"
         return msgspec.structs.replace(seen, why=why)
     pace, control = median(during), median(calm)
     found = "yes" if pace < STOOD_STILL_PACE * control else "no"
@@ -74,20 +80,27 @@ def _usual_gap(streams: Sequence[Sequence[float]], controls: Sequence[Span]) -> 
 
 
 def _paces(streams: Sequence[Sequence[float]], spans: Sequence[Span], usual_gap_s: float) -> list[float]:
-    """The slowest stream's in each span, of the streams that ran all through it."""
+    """The slowest stream's in each span, of the streams that ran all through it; where none did, of those in a part."""
+    flowing = [stream for stream in streams if len(stream) > 1]
     found = []
     for span in spans:
-        expected = span.seconds / usual_gap_s if usual_gap_s else 0.0
-        if expected < FEWEST_TOKENS:
+        if _expected(span, usual_gap_s) < FEWEST_TOKENS:
             continue
-        paces = [
-            (bisect_left(stream, span.end) - bisect_left(stream, span.start)) / expected
-            for stream in streams
-            if len(stream) > 1 and stream[0] <= span.start and stream[-1] >= span.end
-        ]
-        if paces:
-            found.append(min(paces))
+        parts = [(stream, Span(max(span.start, stream[0]), min(span.end, stream[-1]))) for stream in flowing]
+        whole = [(stream, part) for stream, part in parts if part == span]
+        enough = whole or [(stream, part) for stream, part in parts if _expected(part, usual_gap_s) >= FEWEST_OF_A_PART]
+        if enough:
+            found.append(min(_tokens_in(stream, part) / _expected(part, usual_gap_s) for stream, part in enough))
     return found
+
+
+def _expected(span: Span, usual_gap_s: float) -> float:
+    """Tokens that a stream usually writes in it."""
+    return span.seconds / usual_gap_s if usual_gap_s else 0.0
+
+
+def _tokens_in(stream: Sequence[float], span: Span) -> int:
+    return bisect_left(stream, span.end) - bisect_left(stream, span.start)
 
 
 def _gaps_within(stream: Sequence[float], span: Span) -> list[float]:
