@@ -33,11 +33,11 @@ def test_three_arms_in_alternating_rounds(engines: list[str], tmp_path: Path) ->
     assert (split["prefill"] + split["decode"], split["colocated"]) == (3, 0)
     assert len(result["arms"]["colocated"]["requests_by_worker"]) == 3
     assert set(result["change"]["intervals"]) >= {"throughput_ratio", "itl_worst_p99_ratio"}
-    assert result["recommendation"] in {*result["arms"], "unknown"}
-    assert result["arms"]["balanced"]["role_changes"] >= 0
+    assert result["recommendation"] in result["arms"]
+    assert isinstance(result["arms"]["balanced"]["role_changes"], int), "the gateway counts them"
     order = [line.rpartition(": ")[2] for line in found.stdout.splitlines() if "round " in line and " of 2: " in line]
     assert order == ["colocated", "disaggregated", "balanced", "balanced", "colocated", "disaggregated"]
-    assert "his traffic wants" in found.stdout
+    assert "This traffic wants" in found.stdout
     assert "<canvas" in (tmp_path / "out.html").read_text()
 
 
